@@ -1,0 +1,41 @@
+"""What a data set is to the rest of pfedseq: images, labels, and who holds which of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Labelled images of one source, before they are dealt to clients."""
+
+    name: str
+    images: NDArray[np.uint8]
+    """(n, 3, size, size), in memory or a read-only memory map."""
+    labels: NDArray[np.int64]
+    """(n,) class indices."""
+    class_names: tuple[str, ...]
+    owners: NDArray[np.int64] | None = None
+    """(n,) the natural client of each image (drawer, domain), where the data names one."""
+    owner_names: tuple[str, ...] = ()
+    is_test: NDArray[np.bool_] | None = None
+    """(n,) the source's own test images, where its split is to be kept (DomainNet)."""
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The images of one client, as indices into an `ImageSet`."""
+
+    name: str
+    train: NDArray[np.int64]
+    validation: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """One image set and its division among clients: a function of the config and the seed."""
+
+    images: ImageSet
+    clients: tuple[ClientData, ...]
