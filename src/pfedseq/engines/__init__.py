@@ -1,1 +1,1 @@
-"""engines."""
+"""Engines: how messages reach the clients, and the one round loop over them."""

@@ -1,0 +1,178 @@
+"""A run as a TOML file: read, checked against unknown keys and wrong values, saved resolved."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pfedseq.data.config import DataConfig
+from pfedseq.errors import InputError
+from pfedseq.federation import MethodConfig
+from pfedseq.methods import find_method
+from pfedseq.model.adapter_config import AdapterConfig
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A table of the config: immutable, and without room for unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSection(Section):
+    """[run]: what is run, and for how long."""
+
+    name: str = Field("run", pattern=r"^[\w.-]+$", description="names the results folder")
+    methods: tuple[str, ...] = Field(("pfedseq",), min_length=1, description="methods, in order")
+    rounds: int = Field(80, ge=1, description="T, communication rounds; paper: 80")
+    seed: int = Field(0, ge=0, description="decides partitions, initial weights and batch orders")
+    checkpoint_every: int = Field(5, ge=1, description="rounds between two checkpoints")
+
+
+class ModelSection(Section):
+    """[model]: the frozen backbone."""
+
+    backbone: str = Field(
+        "demo",
+        description="`demo`, a hub id (paper: google/vit-base-patch16-224-in21k), a folder of "
+        "transformers, or a timm-format weights file",
+    )
+
+
+class TrainingSection(Section):
+    """[training]: local training, for every method that does not say otherwise."""
+
+    lr: float = Field(0.005, gt=0, description="η, rate of local SGD; paper: 0.005, Omniglot 0.05")
+    local_epochs: int = Field(1, ge=1, description="passes over the local data a round; paper: 1")
+    batch_size: int = Field(32, ge=1, description="paper: 32")
+
+
+class EngineSection(Section):
+    """[engine]: where and how it runs; nothing here but the device changes a result."""
+
+    kind: Literal["local", "wire"] = Field(
+        "local", description="in this process, or with every message turned into bytes and back"
+    )
+    threads: int = Field(0, ge=0, description="clients that run side by side; 0: one per core")
+    threads_per_client: int = Field(
+        1, ge=1, description="PyTorch's threads within a client; may change the last bits"
+    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunSection = RunSection()
+    data: DataConfig = DataConfig()
+    model: ModelSection = ModelSection()
+    adapter: AdapterConfig = AdapterConfig()
+    training: TrainingSection = TrainingSection()
+    methods: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="[methods.NAME]: a method's own options"
+    )
+    engine: EngineSection = EngineSection()
+
+    def method_config(self, name: str) -> MethodConfig:
+        """The options of one method: [training]'s, overridden by [methods.NAME]'s."""
+        method = find_method(name)
+        common = {"lr": self.training.lr, "local_epochs": self.training.local_epochs}
+        given = common | self.methods.get(name, {})
+        return _validated(method.config, given, f"methods.{name}.")
+
+    def resolved(self) -> Config:
+        """The same run with every option written out; refuses what a method does not know."""
+        for name in self.methods:
+            find_method(name)
+        spelt = {name: self.method_config(name).model_dump() for name in self.run.methods}
+        return self.model_copy(update={"methods": self.methods | spelt})
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file, apply `section.key=value` overrides, and check everything."""
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"there is no config file {path}") from None
+    except OSError as problem:
+        raise InputError(f"cannot read config {path}: {problem.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path} is not valid TOML: {problem}") from None
+    values.setdefault("run", {}).setdefault("name", path.stem)
+    return make_config(values, overrides)
+
+
+def make_config(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """A config from nested dicts, as TOML would give them."""
+    merged = _deep_copy(values)
+    for override in overrides:
+        _apply(merged, override)
+    return _validated(Config, merged, "").resolved()
+
+
+def dump_config(config: Config) -> str:
+    """The resolved config as TOML; keys without a value are left out."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def _deep_copy(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _deep_copy(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    """Set `a.b.c=value` in nested dicts; the value is read as TOML, or else as a string."""
+    key, equals, text = override.partition("=")
+    path = key.strip().split(".")
+    if not equals or len(path) < 2 or not all(path):
+        raise InputError(f"--set {override!r} must look like section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = values
+    for name in path[:-1]:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise InputError(f"--set {override!r}: {name!r} is not a section")
+    table[path[-1]] = value
+
+
+def _validated(model: type[Model], values: Any, where: str) -> Model:
+    try:
+        return model.model_validate(values)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        raise InputError(_explain(model, first, where)) from None
+
+
+def _explain(model: type[BaseModel], error: Any, where: str) -> str:
+    """One sentence for pydantic's first complaint, with the nearest key for an unknown one."""
+    path = [str(part) for part in error["loc"]]
+    key = where + ".".join(path)
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(model, path[:-1])
+        near = get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        return f"unknown config key {key!r}: {hint}"
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if not path:
+        return f"config section {where.rstrip('.') or 'root'}: {message}"
+    return f"config key {key} = {error['input']!r}: {message}"
+
+
+def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    for name in path:
+        field = model.model_fields.get(name)
+        if field is None or not isinstance(field.annotation, type):
+            return []
+        model = field.annotation
+    return list(model.model_fields)

@@ -1,0 +1,71 @@
+"""The round loop: the same for every method and every engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from pfedseq.federation import Clients, Reply, Server, Tensors
+from pfedseq.metrics import RoundRecord, summarise_round
+
+
+class MeteredClients:
+    """Counts the bytes and the seconds of what passes through."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients = clients
+        self.bytes_up = self.bytes_down = 0
+        self.client_seconds = self.waiting_seconds = 0.0
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Those of the engine."""
+        return self.clients.ids
+
+    def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
+        """Pass the call on and take its measure."""
+        start = time.perf_counter()
+        replies = self.clients.call(step, t, down)
+        self.waiting_seconds += time.perf_counter() - start
+        self.bytes_down += sum(map(_size, down.values()))
+        self.bytes_up += sum(_size(reply.tensors) for reply in replies.values())
+        self.client_seconds += sum(
+            reply.metrics.get(f"{step}_seconds", 0.0) for reply in replies.values()
+        )
+        return replies
+
+
+def run_rounds(
+    method: str,
+    server: Server,
+    clients: Clients,
+    rounds: range,
+    after_round: Callable[[RoundRecord], None],
+) -> None:
+    """Train and evaluate over `rounds` (counted from 1), reporting each.
+
+    What a client is evaluated on is what it trains from next, so its download counts once.
+    """
+    for t in rounds:
+        metered = MeteredClients(clients)
+        start = time.perf_counter()
+        server.run_round(t, metered)
+        round_seconds = time.perf_counter() - start
+        start = time.perf_counter()
+        evaluated = clients.call("evaluate", t, {i: server.payload(i) for i in clients.ids})
+        after_round(
+            summarise_round(
+                method,
+                t,
+                {i: reply.metrics for i, reply in evaluated.items()},
+                bytes_up=metered.bytes_up,
+                bytes_down=metered.bytes_down,
+                client_seconds=metered.client_seconds,
+                server_seconds=round_seconds - metered.waiting_seconds,
+                evaluate_seconds=time.perf_counter() - start,
+            )
+        )
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,0 +1,214 @@
+"""The two halves of a federated method and what passes between them.
+
+A method is a `Server` and a `Client`. They meet only in messages: a dict of named tensors goes
+down, a `Reply` comes up. An engine carries the messages (`Clients.call`); a `Task` is what a
+client can ask of its private data. None of the four knows the others' inside, so one method file
+runs in one process, over a wire, or on many machines.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from pfedseq.errors import InputError
+from pfedseq.params import Params
+
+Tensors = dict[str, Tensor]
+Batch = Tensor
+"""What `Task.batches` yields and `Task.grad` understands: indices of training examples."""
+Part = Literal["both", "adapter", "head"]
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a model does on one split of a client's data."""
+
+    accuracy: float
+    loss: float
+    num_examples: int
+
+
+class Task(Protocol):
+    """Client i's objective L(D_i; φ), bound to one round; the data behind it stays at the client.
+
+    Every random choice is a function of (seed, client, round, step), never of the engine.
+    """
+
+    @property
+    def initial(self) -> Params:
+        """φ^0, the same at every client."""
+
+    @property
+    def num_examples(self) -> int:
+        """|D_i|, the number of training examples."""
+
+    def batches(self, epochs: int) -> Iterator[Batch]:
+        """Minibatches of `epochs` passes over the training data, each pass in a fresh order."""
+
+    def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:
+        """∇_φ of the mean loss over `batch`; zero outside `part`, which then costs less."""
+
+    def score(self, phi: Params, split: Split) -> Score:
+        """Accuracy and mean loss of φ on a split of the client's data."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client sends up: tensors for the server, numbers for the log."""
+
+    tensors: Tensors = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a server is told before round 1."""
+
+    initial: Params
+    num_examples: tuple[int, ...]
+    """|D_i| by client: the aggregation weights of Eq. (1)."""
+    num_rounds: int
+    seed: int
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.num_examples)
+
+    def weights(self, present: Tensor) -> Tensor:
+        """|D_i| of the clients that answered, zero for the others."""
+        return present * torch.tensor(self.num_examples, device=present.device)
+
+
+class Client(ABC):
+    """The client half of a method.
+
+    An engine may build it anew for every call: what it must remember goes into `state`, a dict
+    of tensors that the engine keeps for it.
+    """
+
+    def __init__(self, config: Any, task: Task, state: Tensors) -> None:
+        self.config, self.task, self.state = config, task, state
+
+    @abstractmethod
+    def train(self, down: Tensors) -> Reply:
+        """Local training from what the server sent."""
+
+    @abstractmethod
+    def personal(self, down: Tensors) -> Params:
+        """The model that is tested and deployed; writes no state."""
+
+    def evaluate(self, down: Tensors) -> Reply:
+        """Score `personal(down)` on the test and validation data."""
+        phi = self.personal(down)
+        metrics: dict[str, float] = {}
+        for split in ("test", "validation"):
+            score = self.task.score(phi, split)
+            metrics[f"{split}_accuracy"] = score.accuracy
+            metrics[f"{split}_loss"] = score.loss
+            metrics[f"{split}_examples"] = score.num_examples
+        return Reply(metrics=metrics)
+
+    def export(self, down: Tensors) -> Reply:
+        """The personal model itself, to be saved at the client's own site."""
+        phi = self.personal(down)
+        return Reply({"adapter": phi.adapter, "head": phi.head})
+
+
+class Clients(Protocol):
+    """The clients as the server sees them; each engine implements this once."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The clients that take part."""
+
+    def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
+        """Run method `step` of each addressed client in round t; replies by client.
+
+        A client that did not answer is missing from the result.
+        """
+
+
+class Server(ABC):
+    """The server half of a method: may own networks and optimizers; sees no data."""
+
+    persistent: ClassVar[tuple[str, ...]] = ()
+    """Attributes that make up the server's memory: tensors, modules or optimizers."""
+
+    def __init__(self, config: Any, setup: Setup) -> None:
+        self.config, self.setup = config, setup
+
+    @abstractmethod
+    def payload(self, i: int) -> Tensors:
+        """What client i gets now: evaluated at once, trained from in the next round."""
+
+    @abstractmethod
+    def update(self, t: int, replies: Mapping[int, Reply]) -> None:
+        """Take in the replies of round t (counted from 1)."""
+
+    def run_round(self, t: int, clients: Clients) -> None:
+        """One round: send, train, take in. Methods with more exchanges override it."""
+        down = {i: self.payload(i) for i in clients.ids}
+        self.update(t, clients.call("train", t, down))
+
+
+class MethodConfig(BaseModel):
+    """Options that every method has; a method's own options extend it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lr: float = Field(0.005, gt=0, description="η, rate of local SGD; paper: 0.005, Omniglot 0.05")
+    local_epochs: int = Field(1, ge=1, description="passes over the local data a round; paper: 1")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method: its name, its two halves, its options, and what it is."""
+
+    name: str
+    server: type[Server]
+    client: type[Client]
+    config: type[MethodConfig]
+    title: str
+    """As the paper's tables write it."""
+    summary: str
+    """One line for `pfedseq methods`."""
+
+
+def stack(
+    replies: Mapping[int, Reply], key: str, like: Tensor, num_clients: int
+) -> tuple[Tensor, Tensor]:
+    """Tensor `key` of all clients as (N, *like.shape), zero for the absent; and who is present.
+
+    Refuses a reply whose tensor is missing, has another shape, or holds a NaN: one such client
+    would otherwise spoil everyone's model.
+    """
+    if not replies:
+        raise InputError("no client answered this round; nothing was changed")
+    stacked = like.new_zeros((num_clients, *like.shape))
+    present = torch.zeros(num_clients, dtype=torch.bool, device=like.device)
+    for i, reply in replies.items():
+        tensor = reply.tensors.get(key)
+        if tensor is None:
+            raise InputError(f"client {i}'s reply has no tensor {key!r}")
+        if tensor.shape != like.shape:
+            raise InputError(
+                f"client {i}'s tensor {key!r} has shape {tuple(tensor.shape)} where "
+                f"{tuple(like.shape)} is expected: is its adapter configured as the server's?"
+            )
+        if not tensor.isfinite().all():
+            raise InputError(
+                f"client {i}'s tensor {key!r} holds NaN or infinity: its local training diverged; "
+                "lower the learning rate (training.lr)"
+            )
+        stacked[i] = tensor
+        present[i] = True
+    return stacked, present

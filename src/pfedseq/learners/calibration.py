@@ -1,0 +1,95 @@
+"""From a window of updates to a calibration: a sequence model between two changes of scale.
+
+Updates are tiny (1e-4 … 1e-2) and a block that begins with a normalisation emits numbers of
+order 0.1 … 1; added to LoRA weights of about 0.05 these would destroy the adapter. So the window
+is divided by its root mean square before the model and its output multiplied by it afterwards.
+docs/learner.md has the measurements behind the defaults.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from pfedseq.federation import Setup
+from pfedseq.learners.mamba import MambaLearner
+from pfedseq.seeding import derive_seed
+
+SMALLEST_SCALE = 1e-12
+"""Keeps an all-zero window (every client absent or converged) from dividing by zero."""
+
+_SCALED_AXES = {"layer": (1, 2, 3), "client": (1, 2), "row": (2, 3)}
+"""Axes of a window (K, D, L, N) over which one root mean square is taken."""
+
+
+class LearnerConfig(BaseModel):
+    """The sequential learner: the paper's options, and those it leaves open."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_sequence_length: int = Field(
+        20, ge=1, description="L, rounds the learner looks back; paper: 20, DomainNet/Omniglot 10"
+    )
+    state_dim: int = Field(16, ge=1, description="M, Mamba's states; paper: 16 of {4, 8, 16, 32}")
+    num_blocks: int = Field(2, ge=1, description="Mamba blocks; paper: 2")
+    ablation: Literal["none", "no_aggregation", "no_cross_step", "no_cross_client"] = Field(
+        "none", description="variants A, B and C of the paper's Table 2"
+    )
+    scale: Literal["none", "layer", "client", "row"] = Field(
+        "layer", description="over what one RMS is taken that divides Δ and multiplies ξ"
+    )
+    pass_through: bool = Field(
+        True, description="whether the newest Δ itself passes through the outer residual to ξ"
+    )
+    zero_last_projection: bool = Field(
+        False, description="start the last out-projection at zero, so that blocks add nothing"
+    )
+
+    @property
+    def window_length(self) -> int:
+        """L, or 1 in variant B."""
+        return 1 if self.ablation == "no_cross_step" else self.max_sequence_length
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether ξ is added to the mean adapter; in variant A it is the adapter itself."""
+        return self.ablation != "no_aggregation"
+
+
+class CalibrationLearner(nn.Module):
+    """SeqLearner(·; ψ) of Eq. (2): one sequence model per backbone layer, D its batch."""
+
+    def __init__(self, config: LearnerConfig, setup: Setup) -> None:
+        super().__init__()
+        self.config = config
+        self.shared_weights = config.ablation == "no_cross_client"  # variant C
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(setup.seed, "learner"))
+            self.model = MambaLearner(
+                num_layers=len(setup.initial.adapter),
+                num_clients=1 if self.shared_weights else setup.num_clients,
+                state_dim=config.state_dim,
+                num_blocks=config.num_blocks,
+                pass_through=config.pass_through,
+                zero_last_projection=config.zero_last_projection,
+            )
+        self.to(setup.initial.adapter.device)
+
+    def forward(self, window: Tensor) -> Tensor:
+        """ξ (N, K, D) from Δ's window (K, D, L', N)."""
+        scale = self._scale(window)  # broadcasts over (K, D, L', N)
+        scaled = window / scale
+        if self.shared_weights:  # clients join the batch: each sees its own sequence alone
+            layers, dim, length, clients = scaled.shape
+            rows = scaled.transpose(2, 3).reshape(layers, dim * clients, length, 1)
+            outputs = self.model(rows).reshape(layers, dim, clients)
+        else:
+            outputs = self.model(scaled)  # (K, D, N)
+        return (outputs * scale.squeeze(2)).permute(2, 0, 1)
+
+    def _scale(self, window: Tensor) -> Tensor:
+        if self.config.scale == "none":
+            return window.new_ones(1, 1, 1, 1)
+        axes = _SCALED_AXES[self.config.scale]
+        return window.square().mean(axes, keepdim=True).sqrt().clamp_min(SMALLEST_SCALE)

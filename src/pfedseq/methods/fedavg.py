@@ -1,0 +1,66 @@
+"""FedAvg: one adapter and one head for all, the weighted mean of the clients'.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017, Algorithm 1.
+
+Sent down and up: θ and ω. Evaluated: the global φ on each client's data.
+
+Deviations: only the adapter and the head are tuned and averaged; the backbone is frozen.
+"""
+
+from collections.abc import Mapping
+
+from pfedseq.federation import (
+    Client,
+    Method,
+    MethodConfig,
+    Reply,
+    Server,
+    Setup,
+    Tensors,
+    stack,
+)
+from pfedseq.optim import local_sgd
+from pfedseq.params import Params, weighted_mean
+
+
+class FedAvgServer(Server):
+    """φ ← Σ_i |D_i| / |D| · φ_i."""
+
+    persistent = ("adapter", "head")
+
+    def __init__(self, config: MethodConfig, setup: Setup) -> None:
+        super().__init__(config, setup)
+        self.adapter, self.head = setup.initial.adapter, setup.initial.head
+
+    def payload(self, i: int) -> Tensors:
+        """The global φ."""
+        return {"adapter": self.adapter, "head": self.head}
+
+    def update(self, t: int, replies: Mapping[int, Reply]) -> None:
+        """Average what came back."""
+        adapters, present = stack(replies, "adapter", self.adapter, self.setup.num_clients)
+        heads, _ = stack(replies, "head", self.head, self.setup.num_clients)
+        weights = self.setup.weights(present)
+        self.adapter = weighted_mean(adapters, weights)
+        self.head = weighted_mean(heads, weights)
+
+
+class FedAvgClient(Client):
+    """Local SGD from the global φ."""
+
+    config: MethodConfig
+
+    def train(self, down: Tensors) -> Reply:
+        """φ_i ← SGD(φ; D_i)."""
+        phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
+        return Reply({"adapter": phi.adapter, "head": phi.head})
+
+    def personal(self, down: Tensors) -> Params:
+        """The global φ: FedAvg has nothing personal."""
+        return Params(down["adapter"], down["head"])
+
+
+METHOD = Method(
+    "fedavg", FedAvgServer, FedAvgClient, MethodConfig, "FedAvg", "one global adapter and head"
+)

@@ -1,0 +1,75 @@
+"""FedRep: a shared representation (the adapter), a head of each client's own.
+
+Collins et al., "Exploiting Shared Representations for Personalized Federated Learning",
+ICML 2021, Algorithm 1.
+
+Sent down and up: θ. Evaluated: the received θ with the client's own ω_i.
+
+Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. The head
+phase fixes θ, so the features are computed once and reused (`part="head"` of `Task.grad`).
+"""
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from pfedseq.federation import (
+    Client,
+    Method,
+    MethodConfig,
+    Reply,
+    Server,
+    Setup,
+    Tensors,
+    stack,
+)
+from pfedseq.optim import local_sgd
+from pfedseq.params import Params, weighted_mean
+
+
+class FedRepConfig(MethodConfig):
+    """Options of FedRep."""
+
+    head_epochs: int = Field(1, ge=1, description="passes on ω before the passes on θ; paper: 1")
+
+
+class FedRepServer(Server):
+    """θ ← Σ_i |D_i| / |D| · θ_i."""
+
+    persistent = ("adapter",)
+
+    def __init__(self, config: FedRepConfig, setup: Setup) -> None:
+        super().__init__(config, setup)
+        self.adapter = setup.initial.adapter
+
+    def payload(self, i: int) -> Tensors:
+        """The shared θ."""
+        return {"adapter": self.adapter}
+
+    def update(self, t: int, replies: Mapping[int, Reply]) -> None:
+        """Average the adapters."""
+        adapters, present = stack(replies, "adapter", self.adapter, self.setup.num_clients)
+        self.adapter = weighted_mean(adapters, self.setup.weights(present))
+
+
+class FedRepClient(Client):
+    """First the head on fixed features, then the adapter under a fixed head."""
+
+    config: FedRepConfig
+
+    def train(self, down: Tensors) -> Reply:
+        """ω_i ← SGD over ω; then θ_i ← SGD over θ from the shared θ."""
+        phi, lr = self.personal(down), self.config.lr
+        phi = local_sgd(self.task, phi, lr, self.config.head_epochs, part="head")
+        phi = local_sgd(self.task, phi, lr, self.config.local_epochs, part="adapter")
+        self.state["head"] = phi.head
+        return Reply({"adapter": phi.adapter})
+
+    def personal(self, down: Tensors) -> Params:
+        """(θ, ω_i)."""
+        return Params(down["adapter"], self.state.get("head", self.task.initial.head))
+
+
+METHOD = Method(
+    "fedrep", FedRepServer, FedRepClient, FedRepConfig, "FedRep", "shared adapter, own heads"
+)

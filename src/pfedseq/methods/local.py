@@ -1,0 +1,47 @@
+"""Local: each client tunes its own adapter and head, and nobody shares anything.
+
+Sent: nothing. Evaluated: the client's own φ_i.
+
+Deviations: none.
+"""
+
+from collections.abc import Mapping
+
+from pfedseq.federation import Client, Method, MethodConfig, Reply, Server, Tensors
+from pfedseq.optim import local_sgd
+from pfedseq.params import Params
+
+
+class LocalServer(Server):
+    """A server with nothing to say."""
+
+    def payload(self, i: int) -> Tensors:
+        """Nothing."""
+        return {}
+
+    def update(self, t: int, replies: Mapping[int, Reply]) -> None:
+        """Nothing to take in."""
+
+
+class LocalClient(Client):
+    """Plain SGD on the client's own data."""
+
+    config: MethodConfig
+
+    def train(self, down: Tensors) -> Reply:
+        """φ_i ← SGD(φ_i; D_i)."""
+        phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
+        self.state.update(adapter=phi.adapter, head=phi.head)
+        return Reply()
+
+    def personal(self, down: Tensors) -> Params:
+        """φ_i, the initial model before the first round."""
+        initial = self.task.initial
+        return Params(
+            self.state.get("adapter", initial.adapter), self.state.get("head", initial.head)
+        )
+
+
+METHOD = Method(
+    "local", LocalServer, LocalClient, MethodConfig, "Local", "each client alone; nothing is shared"
+)

@@ -1,0 +1,77 @@
+"""What is reported of a round and of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+RoundRecord = dict[str, Any]
+"""One line of metrics.jsonl; every key that holds a duration ends in `_seconds`."""
+
+
+def summarise_round(
+    method: str,
+    t: int,
+    clients: Mapping[int, Mapping[str, float]],
+    *,
+    bytes_up: int,
+    bytes_down: int,
+    client_seconds: float,
+    server_seconds: float,
+    evaluate_seconds: float,
+) -> RoundRecord:
+    """Per-client scores, and the ways to boil them down to one number.
+
+    `client_mean` is the paper's ("averaging over all clients"); `sample_weighted` weighs each
+    client by its test images; `bottom_decile` is the mean over the worst tenth of the clients.
+    """
+    ids = sorted(clients)
+    column = {
+        key: [clients[i][key] for i in ids]
+        for key in ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
+    }
+    accuracy = np.array(column["test_accuracy"])
+    sizes = [clients[i]["test_examples"] for i in ids]
+    tenth = max(1, len(ids) // 10)
+    return {
+        "method": method,
+        "round": t,
+        "client_mean": float(accuracy.mean()),
+        "sample_weighted": float(np.average(accuracy, weights=sizes)),
+        "worst_client": float(accuracy.min()),
+        "bottom_decile": float(np.sort(accuracy)[:tenth].mean()),
+        "validation_mean": float(np.mean(column["validation_accuracy"])),
+        "test_loss_mean": float(np.mean(column["test_loss"])),
+        "clients": ids,
+        **column,
+        "bytes_up": bytes_up,
+        "bytes_down": bytes_down,
+        "client_seconds": client_seconds,
+        "server_seconds": server_seconds,
+        "evaluate_seconds": evaluate_seconds,
+    }
+
+
+def summarise_run(records: Sequence[RoundRecord]) -> dict[str, Any]:
+    """One method's result: the last round is the headline, the best rounds stand beside it."""
+    last = records[-1]
+    by_validation = max(records, key=lambda r: r["validation_mean"])
+    by_test = max(records, key=lambda r: r["client_mean"])
+    headline = ("client_mean", "sample_weighted", "worst_client", "bottom_decile")
+    totals = ("bytes_up", "bytes_down", "client_seconds", "server_seconds", "evaluate_seconds")
+    return {
+        "rounds": last["round"],
+        **{key: last[key] for key in headline},
+        "test_accuracy": last["test_accuracy"],
+        "best_on_validation": {
+            "round": by_validation["round"],
+            "client_mean": by_validation["client_mean"],
+        },
+        "best_on_test_optimistic": {
+            "round": by_test["round"],
+            "client_mean": by_test["client_mean"],
+        },
+        **{key: sum(record[key] for record in records) for key in totals},
+    }

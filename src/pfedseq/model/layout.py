@@ -1,0 +1,119 @@
+"""θ as one tensor (K, D): where each adapter weight of each backbone layer has its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from pfedseq.errors import InputError
+
+_BLOCK = re.compile(r"^(?P<before>.*?\blayers?)\.(?P<index>\d+)\.(?P<within>.+)$")
+
+
+@dataclass(frozen=True)
+class AdapterLayout:
+    """The names and shapes of the adapter weights that every backbone layer carries.
+
+    Row k of θ holds the weights of layer k in the order of `weights`, each flattened.
+    """
+
+    prefix: str
+    """What stands before a layer's number in a parameter's name, e.g. `layers`."""
+    num_layers: int
+    """K."""
+    weights: tuple[tuple[str, tuple[int, ...]], ...]
+    """(name within the layer, shape), the same for every layer."""
+
+    @property
+    def adapter_dim(self) -> int:
+        """D."""
+        return sum(prod(shape) for _, shape in self.weights)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> AdapterLayout:
+        """The layout of the trainable parameters of a model with injected adapters."""
+        return cls.from_shapes(
+            {n: tuple(p.shape) for n, p in model.named_parameters() if p.requires_grad}
+        )
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> AdapterLayout:
+        """The layout of named shapes; refuses blocks that differ, as (K, D) needs equal rows."""
+        blocks: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+        prefixes = set()
+        for name, shape in shapes.items():
+            match = _BLOCK.match(name)
+            if match is None:
+                raise InputError(f"adapter weight {name!r} belongs to no numbered backbone layer")
+            prefixes.add(match["before"])
+            blocks.setdefault(int(match["index"]), []).append((match["within"], shape))
+        if not blocks:
+            raise InputError("the model has no adapter weights: check adapter.targets")
+        if len(prefixes) > 1 or sorted(blocks) != list(range(len(blocks))):
+            raise InputError(
+                f"adapters must sit on every backbone layer 0 … K−1 of one stack; found layers "
+                f"{sorted(blocks)} under {sorted(prefixes)}"
+            )
+        first = blocks[0]
+        for k, block in blocks.items():
+            if block != first:
+                raise InputError(
+                    f"layer {k}'s adapter {block} differs from layer 0's {first}: every backbone "
+                    "layer must carry the same adapter"
+                )
+        return cls(prefixes.pop(), len(blocks), tuple(first))
+
+    def names(self) -> list[str]:
+        """Full parameter names, layer by layer."""
+        return [
+            f"{self.prefix}.{k}.{within}"
+            for k in range(self.num_layers)
+            for within, _ in self.weights
+        ]
+
+    def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
+        """θ (K, D) from the weights by name."""
+        missing = [name for name in self.names() if name not in named]
+        if missing:
+            raise InputError(f"adapter weights are missing: {', '.join(missing[:3])} …")
+        rows = [
+            torch.cat(
+                [
+                    self._shaped(named, f"{self.prefix}.{k}.{within}", shape).reshape(-1)
+                    for within, shape in self.weights
+                ]
+            )
+            for k in range(self.num_layers)
+        ]
+        return torch.stack(rows)
+
+    def unflatten(self, adapter: Tensor) -> dict[str, Tensor]:
+        """The weights by name, as views of θ; gradients flow back to θ in one piece.
+
+        `unbind` and `split` rather than indexing: their backward is one stack and K
+        concatenations, where indexing would add a zero-filled (K, D) for every weight.
+        """
+        if adapter.shape != (self.num_layers, self.adapter_dim):
+            raise InputError(
+                f"the adapter has shape {tuple(adapter.shape)} where "
+                f"({self.num_layers}, {self.adapter_dim}) is expected"
+            )
+        sizes = [prod(shape) for _, shape in self.weights]
+        named = {}
+        for k, row in enumerate(adapter.unbind()):
+            for (within, shape), piece in zip(self.weights, row.split(sizes), strict=True):
+                named[f"{self.prefix}.{k}.{within}"] = piece.view(shape)
+        return named
+
+    @staticmethod
+    def _shaped(named: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+        if tuple(named[name].shape) != shape:
+            raise InputError(
+                f"adapter weight {name} has shape {tuple(named[name].shape)}, not {shape}"
+            )
+        return named[name]

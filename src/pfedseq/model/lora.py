@@ -1,0 +1,93 @@
+"""LoRA on a frozen ViT, injected by PEFT, and the functional model that clients share."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pfedseq.model.adapter_config import AdapterConfig, Target
+from pfedseq.model.backbone import Backbone
+from pfedseq.model.layout import AdapterLayout
+from pfedseq.params import Params
+from pfedseq.seeding import derive_seed, torch_generator
+
+HEAD_STD = 0.02
+"""Standard deviation of the initial head weights, as ViT's own classification head."""
+
+_MODULES: dict[Target, str] = {
+    "query": "attention.q_proj",
+    "key": "attention.k_proj",
+    "value": "attention.v_proj",
+    "output": "attention.o_proj",
+    "mlp_in": "mlp.fc1",
+    "mlp_out": "mlp.fc2",
+}
+"""Where transformers' ViT keeps each projection of a block."""
+
+
+def peft_config(adapter: AdapterConfig) -> LoraConfig:
+    """The adapter as PEFT writes it down."""
+    return LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        target_modules=[_MODULES[target] for target in adapter.targets],
+    )
+
+
+class AdaptedModel:
+    """x ↦ logits for any φ = (θ, ω) over one frozen backbone.
+
+    The backbone holds no client state: θ and ω are arguments, so N clients cost one backbone and
+    N small vectors. `functional_call` swaps parameters inside the module while it runs, so each
+    thread works on a skeleton of its own; the frozen weights are the same tensors in all of them.
+    """
+
+    def __init__(
+        self, backbone: Backbone, adapter: AdapterConfig, num_classes: int, seed: int
+    ) -> None:
+        self.adapter_config, self.num_classes = adapter, num_classes
+        self.feature_dim = backbone.feature_dim
+        module = copy.deepcopy(backbone.model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, "adapter"))
+            inject_adapter_in_model(peft_config(adapter), module)
+        module.eval()
+        self.layout = AdapterLayout.of(module)
+        weights = dict(module.named_parameters())
+        head = torch.zeros(num_classes, self.feature_dim + 1)
+        head[:, :-1].normal_(std=HEAD_STD, generator=torch_generator(seed, "head"))
+        self.initial = Params(
+            self.layout.flatten(weights).detach().clone(),
+            head.reshape(-1).to(next(module.parameters()).device),
+        )
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+        self._module = module
+        self._skeletons = threading.local()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the backbone lives."""
+        return self.initial.adapter.device
+
+    def features(self, adapter: Tensor, pixels: Tensor) -> Tensor:
+        """Class-token features (B, F) of normalised images (B, 3, S, S)."""
+        output: Any = functional_call(self._skeleton(), self.layout.unflatten(adapter), (pixels,))
+        return output.last_hidden_state[:, 0]  # type: ignore[no-any-return]
+
+    def classify(self, head: Tensor, features: Tensor) -> Tensor:
+        """Logits (B, C): ω is (C, F + 1), the last column the bias."""
+        weight = head.view(self.num_classes, self.feature_dim + 1)
+        return nn.functional.linear(features, weight[:, :-1], weight[:, -1])
+
+    def _skeleton(self) -> nn.Module:
+        if not hasattr(self._skeletons, "module"):
+            shared = {id(p): p for p in self._module.parameters()}
+            self._skeletons.module = copy.deepcopy(self._module, memo=dict(shared))
+        return self._skeletons.module  # type: ignore[no-any-return]

@@ -1,0 +1,116 @@
+"""A client's objective on images: cross-entropy of the adapted ViT, its gradient and its score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from pfedseq.data.dataset import ClientData, ImageSet
+from pfedseq.federation import Batch, Part, Score, Split
+from pfedseq.model.lora import AdaptedModel
+from pfedseq.params import Params
+
+EVALUATION_BATCH = 128
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Images and labels by index, normalised for the backbone when they are read."""
+
+    images: ImageSet
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    device: torch.device
+
+    def pixels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
+        """(B, 3, S, S) float: (x / 255 − mean) / std, in one multiply-add."""
+        raw = torch.from_numpy(self.images.images[indices]).to(self.device)
+        std = torch.tensor(self.std, device=self.device).view(3, 1, 1)
+        mean = torch.tensor(self.mean, device=self.device).view(3, 1, 1)
+        return torch.addcmul(-mean / std, raw.float(), 1 / (255 * std))
+
+    def labels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
+        """(B,) class indices."""
+        return torch.from_numpy(self.images.labels[indices]).to(self.device)
+
+
+class ImageTask:
+    """L(D_i; φ) of one client in one round; implements `federation.Task`."""
+
+    def __init__(
+        self,
+        model: AdaptedModel,
+        source: ImageSource,
+        data: ClientData,
+        batch_size: int,
+        order: torch.Generator,
+    ) -> None:
+        self.model, self.source, self.data = model, source, data
+        self.batch_size, self._order = batch_size, order
+        self._cached: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def initial(self) -> Params:
+        """φ^0."""
+        return self.model.initial
+
+    @property
+    def num_examples(self) -> int:
+        """|D_i|."""
+        return len(self.data.train)
+
+    def batches(self, epochs: int) -> Iterator[Batch]:
+        """Positions in the client's training data; a last, smaller batch is kept."""
+        for _ in range(epochs):
+            yield from torch.randperm(self.num_examples, generator=self._order).split(
+                self.batch_size
+            )
+
+    def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:
+        """∇_φ of the mean cross-entropy over the batch, shaped as φ: (K, D) and (H,)."""
+        adapter = phi.adapter.detach().requires_grad_(part != "head")
+        head = phi.head.detach().requires_grad_(part != "adapter")
+        indices = self.data.train[batch.numpy()]
+        if part == "head":
+            features = self._train_features(adapter)[batch.to(adapter.device)]
+        else:
+            features = self.model.features(adapter, self.source.pixels(indices))
+        loss = cross_entropy(self.model.classify(head, features), self.source.labels(indices))
+        wanted = [x for x in (adapter, head) if x.requires_grad]
+        gradients = iter(torch.autograd.grad(loss, wanted))
+        return Params(
+            next(gradients) if adapter.requires_grad else torch.zeros_like(adapter),
+            next(gradients) if head.requires_grad else torch.zeros_like(head),
+        )
+
+    @torch.no_grad()
+    def score(self, phi: Params, split: Split) -> Score:
+        """Accuracy and mean cross-entropy on a split."""
+        indices = getattr(self.data, split)
+        correct = loss = 0.0
+        for start in range(0, len(indices), EVALUATION_BATCH):
+            part = indices[start : start + EVALUATION_BATCH]
+            features = self.model.features(phi.adapter, self.source.pixels(part))
+            logits, labels = self.model.classify(phi.head, features), self.source.labels(part)
+            correct += float((logits.argmax(1) == labels).sum())
+            loss += float(cross_entropy(logits, labels, reduction="sum"))
+        count = max(1, len(indices))
+        return Score(correct / count, loss / count, len(indices))
+
+    @torch.no_grad()
+    def _train_features(self, adapter: Tensor) -> Tensor:
+        """Features of all training images under a fixed θ, computed once and kept."""
+        if self._cached is None or not torch.equal(self._cached[0], adapter):
+            features = [
+                self.model.features(
+                    adapter, self.source.pixels(self.data.train[i : i + EVALUATION_BATCH])
+                )
+                for i in range(0, self.num_examples, EVALUATION_BATCH)
+            ]
+            self._cached = (adapter.detach(), torch.cat(features))
+        return self._cached[1]

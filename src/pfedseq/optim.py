@@ -1,0 +1,41 @@
+"""The two optimisation steps that methods share: local SGD at a client, and a hypernetwork step."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pfedseq.federation import Part, Task
+from pfedseq.params import Params
+
+
+def local_sgd(
+    task: Task,
+    phi: Params,
+    lr: float,
+    epochs: int,
+    part: Part = "both",
+    penalty: Callable[[Params], Params] | None = None,
+) -> Params:
+    """φ ← φ − lr · (∇L(φ; batch) + penalty(φ)) over `epochs` passes; `part` alone moves.
+
+    `penalty` is the gradient of a regulariser at φ.
+    """
+    for batch in task.batches(epochs):
+        gradient = task.grad(phi, batch, part)
+        if penalty is not None:
+            gradient = gradient + penalty(phi)
+        phi = phi - lr * gradient
+    return phi
+
+
+def step_along(optimizer: torch.optim.Optimizer, outputs: Tensor, direction: Tensor) -> None:
+    """Move a network so that its `outputs` move along `direction`: Eq. (5).
+
+    The paper's Δψ = Σ_i (∇_ψ ξ_i)ᵀ Δ_i with Δ = new − old, the direction in which the client
+    descended. An optimizer descends along the gradient it is given, so it gets −Δ: the only place
+    where a minus sign meets a hypernetwork.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    outputs.backward(-direction)  # type: ignore[no-untyped-call]
+    optimizer.step()

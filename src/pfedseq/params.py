@@ -1,0 +1,50 @@
+"""φ = (θ, ω): what a client tunes, as plain vectors that every method does algebra on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Params:
+    """A model φ = (θ, ω) or a direction in its space (a gradient, an update).
+
+    Never changed in place: every operation returns new tensors, so a `Params` that is kept
+    somewhere stays what it was.
+    """
+
+    adapter: Tensor
+    """θ (K, D): one row of D adapter parameters for each of the K backbone layers."""
+    head: Tensor
+    """ω (H,): the classification head, flattened."""
+
+    def __add__(self, other: Params) -> Params:
+        return Params(self.adapter + other.adapter, self.head + other.head)
+
+    def __sub__(self, other: Params) -> Params:
+        return Params(self.adapter - other.adapter, self.head - other.head)
+
+    def __mul__(self, factor: float | Tensor) -> Params:
+        return Params(self.adapter * factor, self.head * factor)
+
+    __rmul__ = __mul__
+
+    def dot(self, other: Params) -> Tensor:
+        """⟨φ, φ'⟩ over adapter and head together."""
+        return (self.adapter * other.adapter).sum() + (self.head * other.head).sum()
+
+    def isfinite(self) -> bool:
+        """Whether no entry is NaN or infinite."""
+        return bool(self.adapter.isfinite().all() and self.head.isfinite().all())
+
+
+def weighted_mean(stacked: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+    """Σ_i w_i x_i / Σ_i w_i over the leading (client) axis of `stacked` (N, …): Eq. (1)."""
+    w = torch.as_tensor(weights, dtype=stacked.dtype, device=stacked.device)
+    if len(w) != len(stacked):
+        raise ValueError(f"{len(w)} weights for {len(stacked)} clients")
+    return torch.tensordot(w / w.sum(), stacked, dims=1)

@@ -1,0 +1,22 @@
+"""Random streams by name: each choice depends on the seed and on what it is for, not on order."""
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def derive_seed(seed: int, *names: str | int) -> int:
+    """A 63-bit seed for the purpose that `names` spell out."""
+    digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def torch_generator(seed: int, *names: str | int) -> torch.Generator:
+    """A CPU generator of its own for one purpose, e.g. ("batches", client, round)."""
+    return torch.Generator().manual_seed(derive_seed(seed, *names))
+
+
+def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
+    """The same for NumPy."""
+    return np.random.default_rng(derive_seed(seed, *names))

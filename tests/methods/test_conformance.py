@@ -1,0 +1,144 @@
+"""What every registered method must do, whatever its formulas; and parity of the engines."""
+
+import json
+
+import pytest
+import torch
+
+from pfedseq.checkpoint import load_checkpoint, save_checkpoint
+from pfedseq.engines.local import LocalClients
+from pfedseq.engines.rounds import run_rounds
+from pfedseq.engines.wire import WireClients
+from pfedseq.errors import InputError
+from pfedseq.federation import Reply
+from pfedseq.methods import METHODS, find_method
+from tests.toys import make_setup, quadratic_federation, random_centers
+
+CENTERS = random_centers(3)
+SIZES = (4, 2, 3)
+ROUNDS = 5
+OPTIONS = {"pfedseq": {"warmup_rounds": 2, "max_sequence_length": 2, "learner_lr": 0.01}}
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def build(name, engine=LocalClients, threads=1):
+    method = METHODS[name]
+    config = method.config(lr=0.1, **OPTIONS.get(name, {}))
+    sites = quadratic_federation(CENTERS, SIZES, num_batches=2)
+    clients = engine(method.client, config, sites, threads=threads)
+    return method.server(config, make_setup(CENTERS, SIZES, ROUNDS)), clients
+
+
+def run(server, clients, rounds):
+    """Records without durations, and what the clients end with."""
+    lines = []
+
+    def keep(record):
+        lines.append(json.dumps({k: v for k, v in record.items() if not k.endswith("_seconds")}))
+
+    run_rounds("toy", server, clients, rounds, keep)
+    down = {i: server.payload(i) for i in clients.ids}
+    final = {i: r.tensors for i, r in clients.call("export", rounds[-1], down).items()}
+    return lines, final
+
+
+def assert_same(a, b):
+    assert a[0] == b[0]
+    for i, tensors in a[1].items():
+        for key, tensor in tensors.items():
+            assert torch.equal(tensor, b[1][i][key]), (i, key)
+
+
+@every_method
+def test_engines_agree_bit_for_bit(name):
+    rounds = range(1, ROUNDS + 1)
+    local = run(*build(name), rounds)
+    assert_same(local, run(*build(name, WireClients), rounds))
+    assert_same(local, run(*build(name, LocalClients, threads=3), rounds))
+
+
+@every_method
+def test_resuming_changes_nothing(name, tmp_path):
+    whole = run(*build(name), range(1, ROUNDS + 1))
+    server, clients = build(name)
+    first, _ = run(server, clients, range(1, 4))
+    save_checkpoint(tmp_path / "c.safetensors", 3, server, clients.states)
+    server, clients = build(name)
+    t = load_checkpoint(tmp_path / "c.safetensors", server, clients.states, torch.device("cpu"))
+    rest, final = run(server, clients, range(t + 1, ROUNDS + 1))
+    assert_same(whole, (first + rest, final))
+
+
+@every_method
+def test_training_helps_and_numbers_stay_finite(name):
+    server, clients = build(name)
+    lines, _ = run(server, clients, range(1, ROUNDS + 1))
+    losses = [json.loads(line)["test_loss_mean"] for line in lines]
+    assert losses[-1] < losses[0]
+
+
+@every_method
+def test_personal_writes_no_state_and_keeps_the_shapes(name):
+    server, clients = build(name)
+    run(server, clients, range(1, 3))
+    before = {i: dict(state) for i, state in clients.states.items()}
+    for i in clients.ids:
+        client = clients.client(clients.config, clients.sites[i].task(3, "x"), clients.states[i])
+        phi = client.personal(server.payload(i))
+        assert phi.adapter.shape == CENTERS[i].adapter.shape
+        assert phi.head.shape == CENTERS[i].head.shape
+        assert clients.states[i].keys() == before[i].keys()
+        assert all(clients.states[i][k] is v for k, v in before[i].items())
+
+
+@every_method
+def test_a_client_does_not_write_into_what_it_received(name):
+    """In process, a message is the server's own tensor: training must leave it as it was."""
+    server, clients = build(name)
+    server.run_round(1, clients)
+    down = {i: server.payload(i) for i in clients.ids}
+    before = {i: {k: v.clone() for k, v in tensors.items()} for i, tensors in down.items()}
+    clients.call("train", 2, down)
+    for i, tensors in down.items():
+        assert all(torch.equal(tensors[k], before[i][k]) for k in tensors)
+
+
+@every_method
+def test_a_diverged_client_is_named(name):
+    server, clients = build(name)
+    replies = clients.call("train", 1, {i: server.payload(i) for i in clients.ids})
+    if not replies[1].tensors:
+        pytest.skip(f"{name} sends nothing up")
+    spoiled = {k: torch.full_like(v, torch.nan) for k, v in replies[1].tensors.items()}
+    with pytest.raises(InputError, match="client 1.*NaN"):
+        server.update(1, replies | {1: Reply(spoiled)})
+
+
+@every_method
+def test_a_wrong_shape_is_named(name):
+    server, clients = build(name)
+    replies = clients.call("train", 1, {i: server.payload(i) for i in clients.ids})
+    if not replies[2].tensors:
+        pytest.skip(f"{name} sends nothing up")
+    cut = {k: v[..., :-1] for k, v in replies[2].tensors.items()}
+    with pytest.raises(InputError, match=r"client 2.*shape"):
+        server.update(1, replies | {2: Reply(cut)})
+
+
+@every_method
+def test_every_method_explains_itself(name):
+    method = METHODS[name]
+    assert method.name == name
+    assert method.summary
+    module = __import__(f"pfedseq.methods.{name}", fromlist=["__doc__"])
+    assert "Deviations:" in module.__doc__
+    assert "Sent" in module.__doc__
+    assert "Evaluated:" in module.__doc__
+    for field_name, field in method.config.model_fields.items():
+        assert field.description, f"{name}.{field_name} has no description"
+
+
+def test_a_misspelt_method_is_answered_with_the_nearest():
+    with pytest.raises(InputError, match="did you mean 'pfedseq'"):
+        find_method("pFedSeqq")
