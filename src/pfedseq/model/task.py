@@ -14,6 +14,7 @@ from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.federation import Batch, Part, Score, Split
 from pfedseq.model.lora import AdaptedModel
 from pfedseq.params import Params
+from pfedseq.seeding import torch_generator
 
 EVALUATION_BATCH = 128
 
@@ -114,3 +115,20 @@ class ImageTask:
             ]
             self._cached = (adapter.detach(), torch.cat(features))
         return self._cached[1]
+
+
+@dataclass(frozen=True)
+class ImageSite:
+    """Where client i's images lie; implements `engines.local.Site`."""
+
+    client: int
+    model: AdaptedModel
+    source: ImageSource
+    data: ClientData
+    batch_size: int
+    seed: int
+
+    def task(self, t: int, step: str) -> ImageTask:
+        """The client's objective; its batch order depends on (seed, client, round, step) alone."""
+        order = torch_generator(self.seed, "batches", self.client, t, step)
+        return ImageTask(self.model, self.source, self.data, self.batch_size, order)

@@ -1,0 +1,146 @@
+"""From a config to results: builds the parts, runs each method, writes the folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfedseq.checkpoint import load_checkpoint, save_checkpoint
+from pfedseq.config import Config, dump_config, load_config
+from pfedseq.data.dataset import FederatedData
+from pfedseq.data.loading import load_data
+from pfedseq.engines.local import LocalClients
+from pfedseq.engines.rounds import run_rounds
+from pfedseq.engines.wire import WireClients
+from pfedseq.errors import InputError
+from pfedseq.federation import Server, Setup
+from pfedseq.methods import find_method
+from pfedseq.metrics import RoundRecord
+from pfedseq.model.backbone import load_backbone
+from pfedseq.model.export import save_personal_model
+from pfedseq.model.lora import AdaptedModel
+from pfedseq.model.task import ImageSite, ImageSource
+from pfedseq.params import Params
+from pfedseq.report.curves import draw_curves
+from pfedseq.results import RunFolder
+
+_ENGINES = {"local": LocalClients, "wire": WireClients}
+
+Listener = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True)
+class World:
+    """What all methods of a run have in common: the data, the model and φ^0."""
+
+    config: Config
+    data: FederatedData
+    model: AdaptedModel
+    sites: tuple[ImageSite, ...]
+
+    @classmethod
+    def build(cls, config: Config) -> World:
+        """Load data and backbone; everything is a function of the config and its seed."""
+        device = pick_device(config.engine.device)
+        data = load_data(config.data, config.run.seed)
+        backbone = load_backbone(config.model.backbone, config.data.image_size)
+        backbone.model.to(device)
+        model = AdaptedModel(
+            backbone, config.adapter, len(data.images.class_names), config.run.seed
+        )
+        source = ImageSource(data.images, backbone.mean, backbone.std, device)
+        sites = tuple(
+            ImageSite(i, model, source, client, config.training.batch_size, config.run.seed)
+            for i, client in enumerate(data.clients)
+        )
+        return cls(config, data, model, sites)
+
+    def start(self, name: str) -> tuple[Server, LocalClients]:
+        """A method before round 1: its server, and an engine with its clients."""
+        method, options = find_method(name), self.config.method_config(name)
+        engine = self.config.engine
+        clients = _ENGINES[engine.kind](
+            method.client,
+            options,
+            self.sites,
+            threads=engine.threads or os.cpu_count() or 1,
+            threads_per_client=engine.threads_per_client,
+        )
+        setup = Setup(
+            self.model.initial,
+            tuple(len(client.train) for client in self.data.clients),
+            self.config.run.rounds,
+            self.config.run.seed,
+        )
+        return method.server(options, setup), clients
+
+
+def run(config: Config, out: Path | str, listener: Listener | None = None) -> dict[str, Any]:
+    """Run every method of a config into the new folder `out`; returns what summary.json holds."""
+    world = World.build(config)
+    folder = RunFolder.create(Path(out), dump_config(config))
+    return _run_methods(world, folder, listener)
+
+
+def resume(out: Path | str, listener: Listener | None = None) -> dict[str, Any]:
+    """Continue a run from its last checkpoints; the results are those of an unbroken run."""
+    folder = RunFolder(Path(out))
+    if not folder.config.exists():
+        raise InputError(f"{out} holds no run: it has no config.toml")
+    return _run_methods(World.build(load_config(folder.config)), folder, listener)
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device of that name, or the best there is for `auto`."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if wanted == "auto":
+        wanted = next(name for name, there in available.items() if there)
+    if not available[wanted]:
+        raise InputError(f"device {wanted!r} is not available here; use --device cpu or auto")
+    return torch.device(wanted)
+
+
+def _run_methods(world: World, folder: RunFolder, listener: Listener | None) -> dict[str, Any]:
+    for name in world.config.run.methods:
+        _run_method(world, folder, name, listener)
+    summary = folder.write_summary()
+    draw_curves(folder.by_method(), folder.curves)
+    return summary
+
+
+def _run_method(world: World, folder: RunFolder, name: str, listener: Listener | None) -> None:
+    server, clients = world.start(name)
+    rounds, every = world.config.run.rounds, world.config.run.checkpoint_every
+    checkpoint, done = folder.checkpoint(name), 0
+    if checkpoint.exists():
+        done = load_checkpoint(checkpoint, server, clients.states, world.model.device)
+    folder.keep_records(lambda r: r["method"] != name or r["round"] <= done)
+
+    def after_round(record: RoundRecord) -> None:
+        folder.append(record)
+        t = record["round"]
+        if t % every == 0 or t == rounds:
+            save_checkpoint(checkpoint, t, server, clients.states)
+        if listener is not None:
+            listener(record)
+
+    run_rounds(name, server, clients, range(done + 1, rounds + 1), after_round)
+    down = {i: server.payload(i) for i in clients.ids}
+    for i, reply in clients.call("export", rounds, down).items():
+        phi = Params(reply.tensors["adapter"], reply.tensors["head"])
+        save_personal_model(
+            folder.adapter(name, i),
+            world.model,
+            phi,
+            world.config.model.backbone,
+            world.data.images.class_names,
+        )

@@ -1,0 +1,48 @@
+"""A client's personal model as files that PEFT and plain PyTorch read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor
+
+from pfedseq.files import write_atomically
+from pfedseq.model.lora import AdaptedModel, peft_config
+from pfedseq.params import Params
+
+_PEFT_PREFIX = "base_model.model."
+"""PEFT's wrapper in front of every parameter name of a saved adapter."""
+
+
+def save_personal_model(
+    folder: Path, model: AdaptedModel, phi: Params, backbone: str, class_names: tuple[str, ...]
+) -> None:
+    """Write a standard PEFT adapter folder, and the head beside it.
+
+    `PeftModel.from_pretrained(backbone, folder)` loads the adapter; `head.safetensors` holds
+    `weight` (C, F) and `bias` (C,) of the linear layer on the class-token feature.
+    """
+    weights = {
+        _PEFT_PREFIX + name.replace(".default.", "."): tensor.detach().cpu().contiguous()
+        for name, tensor in model.layout.unflatten(phi.adapter).items()
+    }
+    config = peft_config(model.adapter_config)
+    config.base_model_name_or_path = backbone
+    config.inference_mode = True
+    described = {
+        key: sorted(value) if isinstance(value, set) else value
+        for key, value in config.to_dict().items()
+    }
+    write_atomically(folder / "adapter_model.safetensors", save(weights))
+    write_atomically(folder / "adapter_config.json", json.dumps(described, indent=2, default=str))
+    write_atomically(
+        folder / "head.safetensors",
+        save(_head(model, phi), metadata={"class_names": json.dumps(class_names)}),
+    )
+
+
+def _head(model: AdaptedModel, phi: Params) -> dict[str, Tensor]:
+    table = phi.head.detach().cpu().view(model.num_classes, model.feature_dim + 1)
+    return {"weight": table[:, :-1].contiguous(), "bias": table[:, -1].contiguous()}
