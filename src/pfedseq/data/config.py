@@ -1,0 +1,187 @@
+"""The `[data]` section of a run: which images, and how they are dealt to clients."""
+
+import os
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DataName = Literal[
+    "digits",
+    "cifar100",
+    "tiny_imagenet",
+    "domainnet",
+    "omniglot",
+    "cifar10",
+    "pacs",
+    "folder",
+    "hub",
+]
+PartitionName = Literal["styles", "dirichlet", "iid", "pathological", "owners"]
+
+# What a bare `name = "..."` means: the paper's Section 5.1 and Appendix B for its four data sets.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "digits": {"partition": "styles", "image_size": 32},
+    "cifar100": {"partition": "dirichlet"},
+    "tiny_imagenet": {"partition": "dirichlet"},
+    "domainnet": {"partition": "owners", "keep_test_split": True},
+    "omniglot": {"partition": "owners"},
+    "cifar10": {"partition": "dirichlet"},
+    "pacs": {"partition": "owners"},
+    "folder": {"partition": "dirichlet"},
+    "hub": {"partition": "dirichlet"},
+}
+
+
+def default_store() -> Path:
+    """The per-user cache folder, or the folder that the variable PFEDSEQ_CACHE names."""
+    if chosen := os.environ.get("PFEDSEQ_CACHE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pfedseq"
+
+
+class DataConfig(BaseModel):
+    """Images, clients and splits; a field left out takes the data set's own default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    name: DataName = Field("digits", description="the data set; `pfedseq datasets` lists them")
+    source: str | None = Field(
+        None,
+        description="the folder, archive or Hugging Face id to read images from; "
+        "not needed for digits or for a data set that has been prepared",
+    )
+    store: Path | None = Field(
+        None,
+        description="folder of the prepared images (default: PFEDSEQ_CACHE, or the user's cache)",
+    )
+    image_size: int = Field(
+        224, ge=8, le=1024, description="pixels per side; the paper resizes all images to 224"
+    )
+    layout: str = Field(
+        "class",
+        description="for `folder`: what each folder level names, such as `class`, `owner/class` "
+        "or `split/class`; `*` skips a level",
+    )
+    image_column: str | None = Field(
+        None,
+        description="for `hub`: the column of images (default: the only one that holds images)",
+    )
+    label_column: str | None = Field(
+        None, description="for `hub`: the column of classes (default: label, labels or fine_label)"
+    )
+    owner_column: str | None = Field(
+        None, description="for `hub`: the column that names each image's natural client"
+    )
+
+    partition: PartitionName = Field(
+        "styles",
+        description="how images become clients: `dirichlet` and `pathological` skew the labels, "
+        "`iid` deals evenly, `owners` takes the data's own clients (domains, drawers), `styles` "
+        "(digits only) deals evenly and gives every client its own scanner",
+    )
+    partition_seed: int | None = Field(
+        None,
+        ge=0,
+        lt=2**32,
+        description="seed of the division among clients (default: the run's seed)",
+    )
+    num_clients: int | None = Field(
+        None,
+        ge=1,
+        description="N, 10 by default; with `owners`, keep only the owners with the most images "
+        "(default: all of them)",
+    )
+    alpha: float = Field(
+        0.1, gt=0, description="concentration of the Dirichlet partition; smaller is more skewed"
+    )
+    balanced: bool = Field(
+        True,
+        description="Dirichlet as in PFLlib: a client that already has an equal share of all "
+        "images gets none of the remaining classes; false is the plain draw",
+    )
+    classes_per_client: int = Field(
+        2, ge=1, description="k of the pathological partition: each client holds k classes"
+    )
+    min_samples: int | None = Field(
+        None,
+        ge=1,
+        description="fewest images a client may have (default: for Dirichlet PFLlib's 40, or half "
+        "an equal share if that is less; otherwise as many as the splits need)",
+    )
+    split_owners: int = Field(
+        1, ge=1, description="with `owners`: cut every owner into so many clients"
+    )
+    max_images_per_client: int | None = Field(
+        None, ge=4, description="keep a random part of every client's images, for small runs"
+    )
+
+    train_fraction: float = Field(
+        0.75, gt=0, lt=1, description="part of a client's images that is not for testing"
+    )
+    validation_fraction: float = Field(
+        0.1, ge=0, lt=1, description="part of the training images held out for validation"
+    )
+    keep_test_split: bool = Field(
+        False,
+        description="test on the source's own test images instead of 1 - train_fraction of all; "
+        "the paper does so for DomainNet (FedBN's lists)",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_name(cls, given: Any) -> Any:
+        """Give the fields that were left out the data set's own defaults."""
+        if not isinstance(given, dict):
+            return given
+        defaults = dict(DEFAULTS.get(str(given.get("name", "digits")), {}))
+        partition = given.get("partition", defaults.get("partition"))
+        defaults["num_clients"] = None if partition == "owners" else 10
+        return {**defaults, **given}
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        """Refuse combinations that cannot mean anything."""
+        if self.partition == "styles" and self.name != "digits":
+            raise ValueError(
+                f"partition 'styles' is made for digits, not for {self.name}: "
+                "choose dirichlet, iid, pathological or owners"
+            )
+        if self.partition != "owners" and self.split_owners != 1:
+            raise ValueError(
+                f"split_owners = {self.split_owners} needs partition = 'owners', "
+                f"which is {self.partition!r} here"
+            )
+        if self.partition != "owners" and self.num_clients is None:
+            raise ValueError(f"partition {self.partition!r} needs num_clients")
+        smallest, largest = self.min_samples, self.max_images_per_client
+        if smallest is not None and largest is not None and smallest > largest:
+            raise ValueError(
+                f"min_samples = {smallest} is more than max_images_per_client = {largest}"
+            )
+        if self.name in ("folder", "hub") and not self.source:
+            raise ValueError(
+                f"the data set {self.name!r} needs source: "
+                + (
+                    "the folder of images"
+                    if self.name == "folder"
+                    else "a hub id or parquet folder"
+                )
+            )
+        if self.name == "folder":
+            _check_layout(self.layout)
+        return self
+
+
+def _check_layout(layout: str) -> None:
+    levels = layout.split("/")
+    unknown = [level for level in levels if level not in ("class", "owner", "split", "*")]
+    if unknown:
+        raise ValueError(
+            f"layout {layout!r} has the unknown level {unknown[0]!r}: use class, owner, split or *"
+        )
+    if levels.count("class") != 1 or levels.count("owner") > 1 or levels.count("split") > 1:
+        raise ValueError(
+            f"layout {layout!r} must name class exactly once, and owner and split at most once"
+        )

@@ -1,0 +1,127 @@
+"""From a `[data]` section and a seed to clients with images: the one entrance for engines."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedseq.data import digits, partition
+from pfedseq.data.config import DataConfig
+from pfedseq.data.dataset import ClientData, FederatedData, ImageSet
+from pfedseq.errors import InputError
+
+
+def load_data(config: DataConfig, seed: int) -> FederatedData:
+    """The clients of a run; the same config and seed give the same clients and pixels."""
+    if not 0 <= seed < 2**32:
+        raise InputError(f"the seed is {seed}, but must be between 0 and 2**32 - 1")
+    images = load_images(config)
+    clients = deal(images, config, seed)
+    if config.partition == "styles":
+        images = digits.scan_for_clients(images, clients, _partition_seed(config, seed))
+    return FederatedData(images=images, clients=clients)
+
+
+def load_images(config: DataConfig) -> ImageSet:
+    """The images of a data set at the wanted size, before they are dealt to clients."""
+    if config.name != "digits":
+        raise InputError(f"the data set {config.name} cannot be read yet: use digits")
+    return digits.digits_images(config.image_size)
+
+
+def deal(images: ImageSet, config: DataConfig, seed: int) -> tuple[ClientData, ...]:
+    """Divide the images among clients and split each client's into train, validation and test.
+
+    One generator serves the partition and then, client by client, the splits: PFLlib's order.
+    """
+    rng = np.random.RandomState(_partition_seed(config, seed))
+    clients = []
+    for name, members in _partition(images, config, rng):
+        limit = config.max_images_per_client
+        if limit is not None and len(members) > limit:
+            members = rng.permutation(members)[:limit]
+        clients.append(_split(name, members, images, config, rng))
+    partition.check_sizes(
+        clients,
+        min_samples=config.min_samples or 1,
+        validation_fraction=config.validation_fraction,
+    )
+    return tuple(clients)
+
+
+def _partition_seed(config: DataConfig, seed: int) -> int:
+    return seed if config.partition_seed is None else config.partition_seed
+
+
+def _partition(
+    images: ImageSet, config: DataConfig, rng: np.random.RandomState
+) -> list[tuple[str, NDArray[np.int64]]]:
+    """Named clients and the indices of their images."""
+    if config.partition == "owners":
+        return _owner_clients(images, config, rng)
+    assert config.num_clients is not None  # the config's validator sees to it
+    match config.partition:
+        case "dirichlet":
+            parts = partition.dirichlet(
+                images.labels,
+                config.num_clients,
+                config.alpha,
+                rng,
+                balanced=config.balanced,
+                min_samples=config.min_samples,
+            )
+        case "pathological":
+            parts = partition.pathological(
+                images.labels, config.num_clients, config.classes_per_client, rng
+            )
+        case "iid" | "styles":
+            parts = partition.iid(images.labels, config.num_clients, rng)
+    return [(f"{number:02d}", part) for number, part in enumerate(parts)]
+
+
+def _owner_clients(
+    images: ImageSet, config: DataConfig, rng: np.random.RandomState
+) -> list[tuple[str, NDArray[np.int64]]]:
+    if images.owners is None:
+        raise InputError(
+            f"{images.name} does not say whose its images are: choose another data.partition "
+            "than owners"
+        )
+    num_owners = config.num_clients
+    if num_owners is not None and num_owners % config.split_owners:
+        raise InputError(
+            f"data.num_clients = {num_owners} is not a multiple of "
+            f"data.split_owners = {config.split_owners}"
+        )
+    divided = partition.by_owner(
+        images.owners,
+        rng,
+        num_owners=None if num_owners is None else num_owners // config.split_owners,
+        pieces=config.split_owners,
+    )
+    return [
+        (images.owner_names[owner] + (f"-{piece}" if config.split_owners > 1 else ""), members)
+        for owner, piece, members in divided
+    ]
+
+
+def _split(
+    name: str,
+    members: NDArray[np.int64],
+    images: ImageSet,
+    config: DataConfig,
+    rng: np.random.RandomState,
+) -> ClientData:
+    if not config.keep_test_split:
+        return partition.split_at_random(
+            name,
+            members,
+            rng,
+            train_fraction=config.train_fraction,
+            validation_fraction=config.validation_fraction,
+        )
+    if images.is_test is None:
+        raise InputError(
+            f"{images.name} has no test images of its own to keep: set data.keep_test_split = false"
+        )
+    return partition.split_as_given(
+        name, members, images.is_test, rng, validation_fraction=config.validation_fraction
+    )

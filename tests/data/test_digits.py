@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from sklearn.linear_model import RidgeClassifier
+
+from pfedseq.data import DataConfig, load_data
+from pfedseq.data.digits import MAX_ROTATION, digits_images, draw_styles
+from pfedseq.errors import InputError
+
+
+def test_digits_are_all_there_at_the_asked_size():
+    images = digits_images(32)
+    assert images.images.shape == (1797, 3, 32, 32)
+    assert images.images.dtype == np.uint8
+    assert np.bincount(images.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert (images.images[:, 0] == images.images[:, 2]).all()
+    # The 4-pixel margin is black and the ink lies inside.
+    assert images.images[:, :, :4].max() == 0
+    assert images.images[:, :, 4:-4, 4:-4].max() == 255
+
+
+def test_styles_are_spread_over_their_range_under_every_seed():
+    for seed in range(5):
+        styles = draw_styles(10, seed)
+        rotations = sorted(style.rotation for style in styles)
+        np.testing.assert_allclose(np.diff(rotations), 2 * MAX_ROTATION / 9)
+        assert sum(style.inverted for style in styles) == 5
+        assert min(style.contrast for style in styles) == pytest.approx(0.35)
+    assert draw_styles(10, 1) == draw_styles(10, 1) != draw_styles(10, 2)
+
+
+def test_the_demo_scenario_deals_evenly_and_is_a_function_of_the_seed():
+    data = load_data(DataConfig(), seed=4)
+    assert len(data.clients) == 10
+    everything = np.concatenate([[*c.train, *c.validation, *c.test] for c in data.clients])
+    np.testing.assert_array_equal(np.sort(everything), np.arange(1797))
+    for client in data.clients:
+        assert (len(client.train), len(client.test)) == (121, 45)
+        assert np.bincount(data.images.labels[client.train], minlength=10).min() >= 5
+    again, other = load_data(DataConfig(), seed=4), load_data(DataConfig(), seed=5)
+    np.testing.assert_array_equal(data.images.images, again.images.images)
+    assert (data.images.images != other.images.images).any()
+    fixed = load_data(DataConfig(partition_seed=4), seed=5)
+    np.testing.assert_array_equal(data.images.images, fixed.images.images)
+
+
+def test_one_shared_linear_model_struggles_where_each_scanners_own_does_not():
+    data = load_data(DataConfig(), seed=0)
+    pixels = data.images.images[:, 0].reshape(1797, -1) / 255.0
+    labels = data.images.labels
+
+    def mean_accuracy(models):
+        return np.mean(
+            [
+                model.score(pixels[client.test], labels[client.test])
+                for model, client in zip(models, data.clients, strict=True)
+            ]
+        )
+
+    def trained_on(images):
+        return RidgeClassifier(alpha=10.0).fit(pixels[images], labels[images])
+
+    own = mean_accuracy([trained_on(client.train) for client in data.clients])
+    shared = trained_on(np.concatenate([client.train for client in data.clients]))
+    assert own > 0.8
+    assert mean_accuracy([shared] * 10) < own - 0.3
+
+
+def test_label_skew_is_one_option_away_and_leaves_the_pixels_alone():
+    data = load_data(DataConfig(partition="dirichlet"), seed=1)
+    np.testing.assert_array_equal(data.images.images, digits_images(32).images)
+    classes = [len(np.unique(data.images.labels[client.train])) for client in data.clients]
+    assert np.mean(classes) < 6
+    assert min(len(c.train) + len(c.validation) + len(c.test) for c in data.clients) >= 40
+
+
+def test_small_runs_keep_a_part_of_every_client():
+    data = load_data(DataConfig(max_images_per_client=40), seed=0)
+    sizes = {(len(c.train), len(c.validation), len(c.test)) for c in data.clients}
+    assert sizes == {(27, 3, 10)}
+
+
+def test_bad_sections_are_refused_in_one_sentence():
+    with pytest.raises(InputError, match="5000 clients cannot share 1797 images"):
+        load_data(DataConfig(num_clients=5000), seed=0)
+    with pytest.raises(InputError, match="client 00 has 2 images, which leaves none for training"):
+        load_data(DataConfig(num_clients=1000), seed=0)
+    with pytest.raises(InputError, match="digits does not say whose its images are"):
+        load_data(DataConfig(partition="owners"), seed=0)
+    with pytest.raises(InputError, match="no test images of its own"):
+        load_data(DataConfig(keep_test_split=True), seed=0)
+    with pytest.raises(InputError, match=r"seed is -1"):
+        load_data(DataConfig(), seed=-1)
+    for wrong, sentence in [
+        ({"name": "cifar100", "partition": "styles"}, "made for digits"),
+        ({"split_owners": 2}, "needs partition = 'owners'"),
+        ({"name": "folder"}, "needs source"),
+        ({"name": "folder", "source": "x", "layout": "domain/class"}, "unknown level 'domain'"),
+        ({"name": "folder", "source": "x", "layout": "owner"}, "class exactly once"),
+        ({"min_samples": 50, "max_images_per_client": 40}, "more than max_images_per_client = 40"),
+        ({"alpha": 0}, "greater than 0"),
+        ({"colour": 1}, "not permitted"),
+    ]:
+        with pytest.raises(ValidationError, match=sentence):
+            DataConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "partition", "num_clients", "size"),
+    [
+        ("digits", "styles", 10, 32),
+        ("cifar100", "dirichlet", 10, 224),
+        ("tiny_imagenet", "dirichlet", 10, 224),
+        ("domainnet", "owners", None, 224),
+        ("omniglot", "owners", None, 224),
+    ],
+)
+def test_a_bare_name_means_the_papers_scenario(name, partition, num_clients, size):
+    config = DataConfig(name=name)
+    assert (config.partition, config.num_clients) == (partition, num_clients)
+    assert config.image_size == size
+    assert (config.alpha, config.train_fraction, config.validation_fraction) == (0.1, 0.75, 0.1)
+    assert config.keep_test_split is (name == "domainnet")
+    assert DataConfig(**config.model_dump()) == config
