@@ -1,1 +1,20 @@
-"""learners."""
+"""The sequential learners: hypernetworks that read a window of updates and emit calibrations."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from pfedseq.learners.mamba import MambaLearner
+
+__all__ = ["MambaLearner", "SequentialLearner"]
+
+
+class SequentialLearner(Protocol):
+    """What every architecture offers the server: Eq. (2) for all K layers at once.
+
+    Each is also an `nn.Module`, whose parameters are ψ.
+    """
+
+    def __call__(self, window: Tensor) -> Tensor:
+        """ξ (K, D, N) from the last rounds' updates (K, D, L, N), oldest first."""
+        ...

@@ -1,0 +1,173 @@
+"""The paper's sequential learner: one small Mamba network per backbone layer (Appendix A).
+
+Mamba: Linear-Time Sequence Modeling with Selective State Spaces, Gu and Dao 2023. The adapter's
+D parameters are the batch, the last L rounds the steps and the N clients the channels, so a
+network's size depends on N alone. The K networks are stored stacked, each parameter with a
+leading axis K.
+
+Deviations from Mamba's language model: no final normalisation and no output head (the last step
+of the residual stream is the output), and the two options of `MambaLearner` about how the output
+starts. Normalisation is RMSNorm, as in the authors' released models.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pfedseq.errors import InputError
+from pfedseq.learners.mamba_block import BlockWeights, chunked_network
+
+_STEP_SIZE_MIN, _STEP_SIZE_MAX, _STEP_SIZE_FLOOR = 1e-3, 1e-1, 1e-4
+"""Mamba's range of initial step sizes."""
+
+
+class MambaBlock(nn.Module):
+    """The parameters of one block for all K layers, initialised as Mamba's authors do.
+
+    E = expand·N inner channels, M = state_dim, W = conv_width, R = ⌈N/16⌉ the rank of the step
+    size's projection.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_clients: int,
+        state_dim: int,
+        expand: int,
+        conv_width: int,
+        uniform: Callable[[tuple[int, ...], float], Tensor],
+    ) -> None:
+        super().__init__()
+        inner = expand * num_clients
+        rank = math.ceil(num_clients / 16)
+
+        def linear(outputs: int, inputs: int) -> nn.Parameter:
+            # nn.Linear's own initialisation, kaiming_uniform(a=√5), is ±1/√inputs.
+            return nn.Parameter(uniform((num_layers, outputs, inputs), inputs**-0.5))
+
+        def convolution(*shape: int) -> nn.Parameter:
+            return nn.Parameter(uniform((num_layers, *shape), conv_width**-0.5))
+
+        self.norm = nn.Parameter(torch.ones(num_layers, num_clients))  # (K, N)
+        self.in_proj = linear(2 * inner, num_clients)  # (K, 2E, N)
+        self.conv_weight = convolution(inner, conv_width)  # (K, E, W)
+        self.conv_bias = convolution(inner)  # (K, E)
+        self.x_proj = linear(rank + 2 * state_dim, inner)  # (K, R + 2M, E)
+        self.step_proj = linear(inner, rank)  # (K, E, R)
+        self.step_bias = nn.Parameter(_initial_step_bias(uniform((num_layers, inner), 1.0)))
+        self.A_log = nn.Parameter(  # (K, E, M): A = −1 … −M
+            torch.arange(1.0, state_dim + 1).log().expand(num_layers, inner, -1).clone()
+        )
+        self.skip = nn.Parameter(torch.ones(num_layers, inner))  # (K, E)
+        self.out_proj = linear(num_clients, inner)  # (K, N, E)
+
+    def weights(self) -> BlockWeights:
+        """The parameters as the block computes with them: A = −exp(A_log)."""
+        return BlockWeights(
+            norm=self.norm,
+            in_proj=self.in_proj,
+            conv_weight=self.conv_weight,
+            conv_bias=self.conv_bias,
+            x_proj=self.x_proj,
+            step_proj=self.step_proj,
+            step_bias=self.step_bias,
+            A=-self.A_log.exp(),
+            skip=self.skip,
+            out_proj=self.out_proj,
+        )
+
+
+class MambaLearner(nn.Module):
+    """K Mamba networks: windows of updates (K, D, L, N) in, calibrations (K, D, N) out.
+
+    The window may have any strides; the fastest is storage in the order (L, N, K, D), a stack of
+    rounds' updates (N, K, D), viewed as `stored.permute(2, 3, 0, 1)`: it is then read in place.
+    The output has the strides of a stored (N, K, D).
+
+    Args:
+        num_layers: K, the backbone's layers; each has its own network.
+        num_clients: N, the channels.
+        state_dim: M, the states per channel.
+        num_blocks: Mamba blocks per network; the paper uses two.
+        expand: inner channels per client, E/N.
+        conv_width: W, the steps that the causal convolution sees.
+        zero_last_projection: start the last block's `out_proj` at zero, so that the block adds
+            nothing at first.
+        pass_through: let the last step's own input into the output through the residual stream;
+            without it the output is the sum of the blocks' outputs.
+        generator: draws the initial values; torch's global generator if none is given.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_clients: int,
+        state_dim: int = 16,
+        num_blocks: int = 2,
+        expand: int = 2,
+        conv_width: int = 4,
+        *,
+        zero_last_projection: bool = False,
+        pass_through: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "num_layers": num_layers,
+            "num_clients": num_clients,
+            "state_dim": state_dim,
+            "num_blocks": num_blocks,
+            "expand": expand,
+            "conv_width": conv_width,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise InputError(f"MambaLearner needs {name} of at least 1, not {size}.")
+        self.num_layers = num_layers
+        self.num_clients = num_clients
+        self.pass_through = pass_through
+
+        def uniform(shape: tuple[int, ...], bound: float) -> Tensor:
+            return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+        self.blocks = nn.ModuleList(
+            MambaBlock(num_layers, num_clients, state_dim, expand, conv_width, uniform)
+            for _ in range(num_blocks)
+        )
+        with torch.no_grad():
+            # Each block adds to the residual stream: keep the sum's variance (GPT-2's scheme).
+            for block in self._blocks():
+                block.out_proj.mul_(num_blocks**-0.5)
+            if zero_last_projection:
+                self._blocks()[-1].out_proj.zero_()
+
+    def forward(self, window: Tensor) -> Tensor:
+        """ξ (K, D, N) from a window (K, D, L, N) of any length L ≥ 1, oldest step first."""
+        self._check(window)
+        output = chunked_network(window, [block.weights() for block in self._blocks()])
+        return window[:, :, -1] + output if self.pass_through else output
+
+    def _blocks(self) -> list[MambaBlock]:
+        return [block for block in self.blocks if isinstance(block, MambaBlock)]
+
+    def _check(self, window: Tensor) -> None:
+        expected = f"({self.num_layers}, D, L, {self.num_clients}) with D and L of at least 1"
+        if window.dim() != 4 or min(window.shape) < 1:
+            raise InputError(f"MambaLearner needs a window {expected}, not {tuple(window.shape)}.")
+        if (window.shape[0], window.shape[3]) != (self.num_layers, self.num_clients):
+            raise InputError(f"MambaLearner needs a window {expected}, not {tuple(window.shape)}.")
+        weight = self._blocks()[0].norm
+        if (window.dtype, window.device) != (weight.dtype, weight.device):
+            raise InputError(
+                f"The window is {window.dtype} on {window.device} but the learner is "
+                f"{weight.dtype} on {weight.device}: move one of them."
+            )
+
+
+def _initial_step_bias(uniform: Tensor) -> Tensor:
+    """softplus⁻¹ of step sizes drawn log-uniformly from Mamba's range; `uniform` is in (−1, 1)."""
+    low, high = math.log(_STEP_SIZE_MIN), math.log(_STEP_SIZE_MAX)
+    step_size = torch.exp(low + (uniform + 1) / 2 * (high - low)).clamp(min=_STEP_SIZE_FLOOR)
+    return step_size + torch.log(-torch.expm1(-step_size))

@@ -1,0 +1,105 @@
+"""The two-block Mamba network of the paper's Appendix A in plain PyTorch.
+
+One block adds to the residual stream r of every row, r (L, N), steps by clients,
+
+    n       = r / sqrt(mean(r²) + ε) ⊙ norm                      RMSNorm over the N channels
+    x, z    = in_proj n                                          N → E each
+    u       = SiLU(conv_bias + Σ_w conv_weight_w x_{j-W+1+w})    causal, depthwise
+    δ, B, C = x_proj u                                           E → R, M, M
+    step    = softplus(step_proj δ + step_bias)                  R → E
+    y       = selective_scan(u, step, A, B, C, skip)             Eq. (7)
+    f(r)    = out_proj (y ⊙ SiLU(z))                             E → N
+
+and the network's output is the sum of its blocks' outputs f at the last step. The last block's
+z, C, y and f are therefore computed at that step only.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from pfedseq.learners.selective_scan import selective_scan
+
+RMS_NORM_EPSILON = 1e-5
+
+_GRAPH_BYTES = 96 * 2**20
+"""How much one chunk's autograd graph may take; it sets the rows of a chunk."""
+
+
+class BlockWeights(NamedTuple):
+    """What one block computes with, for all K layers at once or (without the K) for one."""
+
+    norm: Tensor  # (K, N)
+    in_proj: Tensor  # (K, 2E, N): first x, then z
+    conv_weight: Tensor  # (K, E, W)
+    conv_bias: Tensor  # (K, E)
+    x_proj: Tensor  # (K, R + 2M, E): first δ, then B, then C
+    step_proj: Tensor  # (K, E, R)
+    step_bias: Tensor  # (K, E)
+    A: Tensor  # (K, E, M), negative
+    skip: Tensor  # (K, E)
+    out_proj: Tensor  # (K, N, E)
+
+
+def chunked_network(window: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:
+    """The K networks on window (K, D, L, N), giving (K, D, N).
+
+    Works layer by layer and in chunks of D, and keeps no intermediate values: a chunk's are
+    computed again in its backward pass, so that memory does not grow with K or D.
+    """
+    steps = window.shape[2]
+    channels, states = blocks[0].A.shape[1:]
+    # Autograd keeps about three (E, M) tensors per step of the scan, and the projections' tensors.
+    row_bytes = len(blocks) * steps * channels * (3 * states + 16) * window.element_size()
+    rows_per_chunk = max(1, _GRAPH_BYTES // row_bytes)
+    outputs = []
+    for k, layer in enumerate(window):
+        of_layer = [BlockWeights(*(weight[k] for weight in block)) for block in blocks]
+        chunks = [
+            checkpoint(network, rows, of_layer, use_reentrant=False, preserve_rng_state=False)
+            for rows in torch.split(layer, rows_per_chunk)
+        ]
+        outputs.append(torch.cat(chunks))
+    return torch.stack(outputs)
+
+
+def network(rows: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:
+    """One layer's network on rows (R, L, N): Σ_b f_b at the last step, (R, N)."""
+    residual = rows
+    total = torch.zeros_like(rows[:, -1])
+    for block in blocks[:-1]:
+        output = block_output(residual, block, last_only=False)
+        residual = residual + output
+        total = total + output[:, -1]
+    return total + block_output(residual, blocks[-1], last_only=True).squeeze(1)
+
+
+def block_output(residual: Tensor, weights: BlockWeights, *, last_only: bool) -> Tensor:
+    """f(residual) of one block, (R, L, N); with `last_only` its last step, (R, 1, N)."""
+    steps = residual.shape[1]
+    first = steps - 1 if last_only else 0  # the first step whose output is wanted
+    channels, states = weights.A.shape
+    rank = weights.step_proj.shape[1]
+
+    mean_square = residual.square().mean(-1, keepdim=True)
+    normed = residual * torch.rsqrt(mean_square + RMS_NORM_EPSILON) * weights.norm  # (R, L, N)
+    x = F.linear(normed, weights.in_proj[:channels])  # (R, L, E)
+    z = F.linear(normed[:, first:], weights.in_proj[channels:])
+
+    width = weights.conv_weight.shape[1]
+    padded = F.pad(x, (0, 0, width - 1, 0))  # causal: zeros before the first step
+    convolved = weights.conv_bias + sum(
+        padded[:, w : w + steps] * weights.conv_weight[:, w] for w in range(width)
+    )
+    u = F.silu(convolved)  # (R, L, E)
+
+    projected = F.linear(u, weights.x_proj[: rank + states])
+    step_input, B = torch.split(projected, [rank, states], dim=-1)  # (R, L, rank), (R, L, M)
+    C = F.linear(u[:, first:], weights.x_proj[rank + states :])  # (R, L or 1, M)
+    step_size = F.softplus(F.linear(step_input, weights.step_proj, weights.step_bias))
+    y = selective_scan(u, step_size, weights.A, B, C, weights.skip, last_only=last_only)
+    return F.linear(y * F.silu(z), weights.out_proj)

@@ -1,0 +1,61 @@
+"""The learner written down step by step, sharing no code with the paths it judges but the scan."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pfedseq.learners.mamba import MambaBlock, MambaLearner
+from pfedseq.learners.selective_scan import selective_scan_reference
+
+
+def reference_learner(learner: MambaLearner, window: Tensor) -> Tensor:
+    """ξ (K, D, N): all steps of all blocks, one layer and one step at a time."""
+    outputs = []
+    for k in range(window.shape[0]):
+        residual = window[k]  # (D, L, N)
+        for block in learner.blocks:
+            assert isinstance(block, MambaBlock)
+            residual = residual + _block(residual, block, k)
+        last = residual[:, -1]
+        outputs.append(last if learner.pass_through else last - window[k, :, -1])
+    return torch.stack(outputs)
+
+
+def _block(residual: Tensor, block: MambaBlock, k: int) -> Tensor:
+    steps = residual.shape[1]
+    channels, width = block.conv_weight[k].shape
+    rank = block.step_proj.shape[2]
+    states = block.A_log.shape[2]
+    xs, zs = [], []
+    for j in range(steps):
+        r = residual[:, j]
+        rms = ((r**2).sum(-1) / r.shape[-1] + 1e-5) ** 0.5
+        projected = (r / rms[:, None] * block.norm[k]) @ block.in_proj[k].T
+        xs.append(projected[:, :channels])
+        zs.append(projected[:, channels:])
+    us, step_sizes, bs, cs = [], [], [], []
+    for j in range(steps):
+        convolved = block.conv_bias[k].expand_as(xs[0])
+        for back in range(min(width, j + 1)):  # the last tap weighs the newest step
+            convolved = convolved + block.conv_weight[k][:, width - 1 - back] * xs[j - back]
+        u = convolved / (1 + torch.exp(-convolved))
+        projected = u @ block.x_proj[k].T
+        pre = projected[:, :rank] @ block.step_proj[k].T + block.step_bias[k]
+        us.append(u)
+        step_sizes.append(torch.log1p(torch.exp(pre)))
+        bs.append(projected[:, rank : rank + states])
+        cs.append(projected[:, rank + states :])
+    u, step_size, b, c = (torch.stack(list_, dim=1) for list_ in (us, step_sizes, bs, cs))
+    y = selective_scan_reference(u, step_size, -torch.exp(block.A_log[k]), b, c, block.skip[k])
+    z = torch.stack(zs, dim=1)
+    return (y * z * torch.sigmoid(z)) @ block.out_proj[k].T
+
+
+def spread_parameters(learner: MambaLearner, seed: int) -> None:
+    """Moves every parameter off its initial value, so that no two formulas agree by accident."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter += (0.3 / math.sqrt(parameter.shape[-1])) * noise
