@@ -1,0 +1,237 @@
+"""Algorithm 1 and Eqs. (1)–(6), by hand, against the explicit Jacobian, and by its sign."""
+
+import pytest
+import torch
+from torch import nn
+
+from pfedseq.federation import Reply, Setup
+from pfedseq.learners.history import History
+from pfedseq.methods import METHODS
+from pfedseq.methods.pfedseq import PFedSeqConfig, PFedSeqServer
+from pfedseq.optim import step_along
+from pfedseq.params import Params
+from tests.toys import play, random_centers
+
+
+class Gain(nn.Module):
+    """The simplest learner that looks back: ξ = ψ · (sum of the window over its steps)."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(gain))
+
+    def forward(self, window):
+        return self.gain * window.sum(2).permute(2, 0, 1)  # (K, D, L, N) → (N, K, D)
+
+
+def with_gain(server: PFedSeqServer, gain: float, lr: float) -> PFedSeqServer:
+    server.learner = Gain(gain)
+    server.optimizer = torch.optim.SGD(server.learner.parameters(), lr=lr)
+    return server
+
+
+def scalar_server(**options) -> PFedSeqServer:
+    """Two clients of weights 1 and 3 with a one-number adapter that starts at 0."""
+    initial = Params(torch.zeros(1, 1), torch.zeros(1))
+    config = PFedSeqConfig(**options)
+    return PFedSeqServer(config, Setup(initial, (1, 3), num_rounds=9, seed=0))
+
+
+def replies(*deltas: float):
+    return {i: Reply({"delta": torch.tensor([[d]])}) for i, d in enumerate(deltas)}
+
+
+def adapters(server) -> list[float]:
+    return [server.payload(i)["adapter"].item() for i in range(2)]
+
+
+def test_three_rounds_by_hand():
+    """Two clients, weights (1/4, 3/4), W = 1, L = 2, ξ = ψ · ΣΔ, ψ = 0.5, SGD with rate 0.1.
+
+    t = 1: Δ = (4, 8). No history, so ψ stays 0.5. θ̃ = 0 + Δ = (4, 8);
+           θ̃_g = 4/4 + 3·8/4 = 7; t ≤ W, so θ = (7, 7).
+    t = 2: Δ = (2, −2). Window Δ^{1:1} = (4, 8), dξ/dψ = (4, 8), so
+           Δψ = 4·2 + 8·(−2) = −8 and ψ = 0.5 + 0.1·(−8) = −0.3.
+           θ̃ = (9, 5); θ̃_g = 9/4 + 15/4 = 6. Window Δ^{1:2}, sums (6, 6):
+           ξ = −0.3 · (6, 6) = (−1.8, −1.8); θ = (4.2, 4.2).
+    t = 3: Δ = (1, 3). Window Δ^{1:2}: dξ/dψ = (6, 6), Δψ = 6·1 + 6·3 = 24, ψ = −0.3 + 2.4 = 2.1.
+           θ̃ = (5.2, 7.2); θ̃_g = 1.3 + 5.4 = 6.7. Window Δ^{2:3}, sums (3, 1):
+           ξ = 2.1 · (3, 1) = (6.3, 2.1); θ = (13, 8.8).
+    """
+    server = with_gain(scalar_server(warmup_rounds=1, max_sequence_length=2), 0.5, lr=0.1)
+    server.update(1, replies(4, 8))
+    assert adapters(server) == pytest.approx([7, 7])
+    assert server.learner.gain.item() == pytest.approx(0.5)
+    server.update(2, replies(2, -2))
+    assert server.learner.gain.item() == pytest.approx(-0.3)
+    assert adapters(server) == pytest.approx([4.2, 4.2])
+    server.update(3, replies(1, 3))
+    assert server.learner.gain.item() == pytest.approx(2.1)
+    assert adapters(server) == pytest.approx([13, 8.8])
+
+
+def test_variant_a_emits_the_adapter_itself():
+    """The second round of the hand-worked run with ξ on top of θ^0 = 0 instead of θ̃_g."""
+    server = with_gain(
+        scalar_server(warmup_rounds=1, max_sequence_length=2, ablation="no_aggregation"), 0.5, 0.1
+    )
+    server.update(1, replies(4, 8))
+    server.update(2, replies(2, -2))
+    assert adapters(server) == pytest.approx([-1.8, -1.8])
+
+
+def test_variant_b_sees_the_last_round_alone():
+    """L = 1: after the second round ξ = ψ Δ^2 = −0.3 · (2, −2)."""
+    server = with_gain(scalar_server(warmup_rounds=1, ablation="no_cross_step"), 0.5, 0.1)
+    server.update(1, replies(4, 8))
+    server.update(2, replies(2, -2))
+    assert adapters(server) == pytest.approx([6 - 0.6, 6 + 0.6])
+
+
+def test_an_absent_client_is_zero_in_the_history_and_not_in_the_mean():
+    """Client 0 misses t = 2: θ̃_g is client 1's 5; its own θ is still made, with Δ_0 = 0.
+
+    Δψ = 4·0 + 8·(−2) = −16, ψ = −1.1; sums (4, 6): ξ = (−4.4, −6.6).
+    """
+    server = with_gain(scalar_server(warmup_rounds=1, max_sequence_length=2), 0.5, lr=0.1)
+    server.update(1, replies(4, 8))
+    server.update(2, {1: Reply({"delta": torch.tensor([[-2.0]])})})
+    assert adapters(server) == pytest.approx([5 - 4.4, 5 - 6.6])
+
+
+@pytest.mark.parametrize("t", [1, 2, 3, 4, 7])
+def test_windows(t):
+    """After round t the window is Δ^{max(1, t−L+1) : t}, oldest first: Eq. (6) with L = 3."""
+    history = History(3)
+    assert not history
+    for j in range(1, t + 1):
+        history.append(torch.full((2, 1, 1), float(j)))
+    expected = [float(j) for j in range(max(1, t - 3 + 1), t + 1)]
+    assert history.window()[0, 0, :, 1].tolist() == expected
+    assert history.window().shape == (1, 1, len(expected), 2)
+
+
+def small_server(**options):
+    centers = random_centers(3, num_layers=2, adapter_dim=4)
+    initial = Params(torch.zeros(2, 4), torch.zeros(3))
+    config = PFedSeqConfig(state_dim=4, **options)
+    server = PFedSeqServer(config, Setup(initial, (1, 1, 1), 9, seed=0))
+    rng = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        server.history.append(torch.randn(3, 2, 4, generator=rng))
+    return server, torch.randn(3, 2, 4, generator=rng), centers
+
+
+def test_learner_update_equals_the_explicit_jacobian():
+    """Eq. (5): one SGD step of rate 1 adds Δψ = Σ_i (∂ξ_i/∂ψ)ᵀ Δ_i, J built entry by entry."""
+    server, deltas, _ = small_server()
+    window = server.history.window()
+    parameters = dict(server.learner.named_parameters())
+    names = list(parameters)
+    jacobian = torch.autograd.functional.jacobian(
+        lambda *values: torch.func.functional_call(
+            server.learner, dict(zip(names, values, strict=True)), (window,)
+        ),
+        tuple(p.detach() for p in parameters.values()),
+    )
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    optimizer = torch.optim.SGD(server.learner.parameters(), lr=1.0)
+    step_along(optimizer, server.learner(window), deltas)
+    for name, j in zip(names, jacobian, strict=True):
+        expected = torch.tensordot(deltas, j, dims=3)
+        torch.testing.assert_close(
+            parameters[name].detach() - before[name], expected, rtol=1e-3, atol=1e-5
+        )
+
+
+def test_learner_moves_its_output_along_the_update():
+    """The sign of Eq. (5): after a small step, ⟨ξ' − ξ, Δ⟩ > 0; a flipped minus gives < 0."""
+    server, deltas, _ = small_server()
+    window = server.history.window()
+    before = server.learner(window).detach()
+    step_along(torch.optim.SGD(server.learner.parameters(), 1e-3), server.learner(window), deltas)
+    assert ((server.learner(window).detach() - before) * deltas).sum() > 0
+
+
+def test_the_round_trains_on_the_window_before_its_own_update():
+    """Eq. (5) uses Δ^{1:t−1}: the gradient must not see Δ^t as an input."""
+    server, deltas, _ = small_server(warmup_rounds=9)
+    window = server.history.window()
+    reference, _, _ = small_server(warmup_rounds=9)
+    step_along(reference.optimizer, reference.learner(window), deltas)
+    server.update(4, {i: Reply({"delta": deltas[i]}) for i in range(3)})
+    for mine, theirs in zip(
+        server.learner.parameters(), reference.learner.parameters(), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("scale", ["layer", "client", "row"])
+def test_calibrations_scale_with_the_updates(scale):
+    """Updates a thousand times smaller give calibrations a thousand times smaller."""
+    server, _, _ = small_server(scale=scale)
+    window = server.history.window()
+    with torch.no_grad():
+        large, small = server.learner(window), server.learner(window * 1e-3)
+    torch.testing.assert_close(small * 1e3, large, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("scale", "axes"), [("layer", (1, 2, 3)), ("client", (1, 2)), ("row", (2, 3))])
+def test_scale_is_the_rms_over_its_axes(scale, axes):
+    """With the identity for a model, ξ = scale · (Δ / scale) = Δ; the model sees RMS 1."""
+    server, _, _ = small_server(scale=scale)
+    seen = []
+
+    class Spy(nn.Module):
+        def forward(self, window):
+            seen.append(window)
+            return window[:, :, -1]
+
+    server.learner.model = Spy()
+    window = server.history.window()
+    out = server.learner(window)
+    torch.testing.assert_close(out, window[:, :, -1].permute(2, 0, 1))
+    rms = seen[0].square().mean(axes).sqrt()
+    torch.testing.assert_close(rms, torch.ones_like(rms))
+
+
+def test_variant_c_mixes_no_clients():
+    """Without cross-client modelling a client's ξ depends on its own updates alone."""
+    server, _, _ = small_server(ablation="no_cross_client", scale="none")
+    window = server.history.window()
+    changed = window.clone()
+    changed[..., 1] += 1.0
+    with torch.no_grad():
+        before, after = server.learner(window), server.learner(changed)
+    torch.testing.assert_close(after[[0, 2]], before[[0, 2]])
+    assert not torch.allclose(after[1], before[1])
+    with torch.no_grad():  # shared weights: equal sequences give equal calibrations
+        swapped = server.learner(window[..., [1, 0, 2]])
+    torch.testing.assert_close(swapped[[1, 0, 2]], before)
+
+
+def test_the_full_method_does_mix_clients():
+    server, _, _ = small_server(scale="none")
+    window = server.history.window()
+    changed = window.clone()
+    changed[..., 1] += 1.0
+    with torch.no_grad():
+        assert not torch.allclose(server.learner(changed)[0], server.learner(window)[0])
+
+
+def test_warm_up_equals_averaged_adapters_with_own_heads():
+    """For t ≤ W: θ contracts to the weighted mean, ω_i to its own center, trained together."""
+    centers, lr = random_centers(2), 0.25
+    config = PFedSeqConfig(lr=lr, warmup_rounds=3)
+    server, clients = play(METHODS["pfedseq"], config, centers, (1, 3), 3)
+    mean = 0.25 * centers[0].adapter + 0.75 * centers[1].adapter
+    for i, center in enumerate(centers):
+        torch.testing.assert_close(server.payload(i)["adapter"], (1 - (1 - lr) ** 3) * mean)
+        torch.testing.assert_close(clients.states[i]["head"], (1 - (1 - lr) ** 3) * center.head)
+
+
+def test_a_window_of_zeros_is_no_trouble():
+    """Clients that have converged send Δ = 0; the calibration is then 0, not NaN."""
+    server, _, _ = small_server()
+    with torch.no_grad():
+        assert torch.equal(server.learner(torch.zeros(2, 4, 3, 3)), torch.zeros(3, 2, 4))
