@@ -25,7 +25,7 @@ def local_sgd(
         gradient = task.grad(phi, batch, part)
         if penalty is not None:
             gradient = gradient + penalty(phi)
-        phi = phi - lr * gradient
+        phi = phi.descend(gradient, lr)
     return phi
 
 

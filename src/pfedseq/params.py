@@ -33,6 +33,13 @@ class Params:
 
     __rmul__ = __mul__
 
+    def descend(self, gradient: Params, lr: float) -> Params:
+        """φ − lr · gradient, rounded once as `torch.optim.SGD` does."""
+        return Params(
+            torch.sub(self.adapter, gradient.adapter, alpha=lr),
+            torch.sub(self.head, gradient.head, alpha=lr),
+        )
+
     def dot(self, other: Params) -> Tensor:
         """⟨φ, φ'⟩ over adapter and head together."""
         return (self.adapter * other.adapter).sum() + (self.head * other.head).sum()

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from safetensors.torch import save
-from torch import Tensor
 
 from pfedseq.files import write_atomically
 from pfedseq.model.lora import AdaptedModel, peft_config
@@ -37,12 +36,7 @@ def save_personal_model(
     }
     write_atomically(folder / "adapter_model.safetensors", save(weights))
     write_atomically(folder / "adapter_config.json", json.dumps(described, indent=2, default=str))
-    write_atomically(
-        folder / "head.safetensors",
-        save(_head(model, phi), metadata={"class_names": json.dumps(class_names)}),
-    )
-
-
-def _head(model: AdaptedModel, phi: Params) -> dict[str, Tensor]:
-    table = phi.head.detach().cpu().view(model.num_classes, model.feature_dim + 1)
-    return {"weight": table[:, :-1].contiguous(), "bias": table[:, -1].contiguous()}
+    weight, bias = model.split_head(phi.head.detach().cpu())
+    head = {"weight": weight.contiguous(), "bias": bias.contiguous()}
+    names = {"class_names": json.dumps(class_names)}
+    write_atomically(folder / "head.safetensors", save(head, metadata=names))

@@ -60,11 +60,11 @@ class AdaptedModel:
         module.eval()
         self.layout = AdapterLayout.of(module)
         weights = dict(module.named_parameters())
-        head = torch.zeros(num_classes, self.feature_dim + 1)
-        head[:, :-1].normal_(std=HEAD_STD, generator=torch_generator(seed, "head"))
+        head = torch.zeros(num_classes * (self.feature_dim + 1))
+        head[:-num_classes].normal_(std=HEAD_STD, generator=torch_generator(seed, "head"))
         self.initial = Params(
             self.layout.flatten(weights).detach().clone(),
-            head.reshape(-1).to(next(module.parameters()).device),
+            head.to(next(module.parameters()).device),
         )
         for parameter in module.parameters():
             parameter.requires_grad_(False)
@@ -82,9 +82,13 @@ class AdaptedModel:
         return output.last_hidden_state[:, 0]  # type: ignore[no-any-return]
 
     def classify(self, head: Tensor, features: Tensor) -> Tensor:
-        """Logits (B, C): ω is (C, F + 1), the last column the bias."""
-        weight = head.view(self.num_classes, self.feature_dim + 1)
-        return nn.functional.linear(features, weight[:, :-1], weight[:, -1])
+        """Logits (B, C) of features (B, F)."""
+        return nn.functional.linear(features, *self.split_head(head))
+
+    def split_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
+        """ω as the weight (C, F) and the bias (C,) of a linear layer: views."""
+        weight, bias = head.split([self.num_classes * self.feature_dim, self.num_classes])
+        return weight.view(self.num_classes, self.feature_dim), bias
 
     def _skeleton(self) -> nn.Module:
         if not hasattr(self._skeletons, "module"):

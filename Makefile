@@ -1,0 +1,41 @@
+# `make demo` and `make test` are all a newcomer needs; each installs what it needs first.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help demo test test-slow setup lint format backbone bench clean
+
+help:            ## list the targets
+	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(STAMP)   ## pFedSeq, Local and FedAvg on ten clients' digits, in under 3 minutes
+	$(BIN)/pfedseq run configs/demo.toml
+
+test: $(STAMP)   ## the default tests
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+test-slow: $(STAMP) ## the tests that take minutes
+	$(BIN)/python -m pytest -q -m slow
+
+setup: $(STAMP)  ## only install
+
+lint: $(STAMP)   ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## let ruff rewrite the files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+backbone: $(STAMP) ## make the demo's backbone anew (docs/backbones.md)
+	$(BIN)/python -m pfedseq.pretraining
+
+clean:           ## remove everything that was built
+	rm -rf .venv build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/pfedseq/learners/*.c src/pfedseq/learners/*.h)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedseq needs Python 3.11 or newer; choose one with make PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)

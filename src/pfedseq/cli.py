@@ -1,0 +1,151 @@
+"""The command line: thin functions over the Python API, one sentence for every user's error."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pfedseq import __version__
+from pfedseq.errors import InputError
+
+app = typer.Typer(
+    name="pfedseq",
+    help="Tune a foundation model for each of many parties, without sharing their data.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    epilog="Start with: `pfedseq run configs/demo.toml`",
+)
+
+_EXIT_BAD_INPUT = 2
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="SECTION.KEY=VALUE", help="Override a config value; may be repeated."
+    ),
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto.")]
+
+
+def main() -> None:
+    """Run the command line; a user's error is one sentence on stderr and exit code 2."""
+    try:
+        app()
+    except InputError as problem:
+        print(f"pfedseq: {problem}", file=sys.stderr)
+        sys.exit(_EXIT_BAD_INPUT)
+    except KeyboardInterrupt:
+        print("pfedseq: interrupted; `pfedseq resume FOLDER` continues a run", file=sys.stderr)
+        sys.exit(130)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pfedseq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file, e.g. configs/demo.toml.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", help="Run only this method; may be repeated."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="T, communication rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results folder; default runs/NAME-DATE-TIME.")
+    ] = None,
+    device: Device = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run the methods of a config and write their results to one folder.
+
+    Examples:
+
+    - `pfedseq run configs/demo.toml`
+
+    - `pfedseq run configs/demo.toml --method pfedseq --method fedrep --rounds 10 --seed 1`
+
+    - `pfedseq run configs/demo.toml --set data.partition=dirichlet --set training.lr=0.02`
+    """
+    from pfedseq.config import load_config
+    from pfedseq.experiment import run as run_config
+
+    assignments = list(overrides or [])
+    for key, value in (("run.rounds", rounds), ("run.seed", seed), ("engine.device", device)):
+        if value is not None:
+            assignments.append(f"{key}={value}")
+    if method:
+        names = ", ".join(f'"{name}"' for name in method)
+        assignments.append(f"run.methods=[{names}]")
+    checked = load_config(config, assignments)
+    folder = out or Path("runs") / f"{checked.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    _show(checked, lambda listener: run_config(checked, folder, listener), folder)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The results folder of a run that was cut off.")],
+) -> None:
+    """Continue a run from its last checkpoints; the results are those of an unbroken run.
+
+    Example: `pfedseq resume runs/demo-20250101-120000`
+    """
+    from pfedseq.config import load_config
+    from pfedseq.experiment import resume as resume_run
+
+    config = load_config(folder / "config.toml")
+    _show(config, lambda listener: resume_run(folder, listener), folder)
+
+
+@app.command()
+def methods(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also list options.")] = False,
+) -> None:
+    """List the methods that can be run.
+
+    Example: `pfedseq methods --verbose`
+    """
+    from pfedseq.report.terminal import print_methods
+
+    print_methods(verbose)
+
+
+@app.command()
+def datasets() -> None:
+    """List the data sets that can be used.
+
+    Example: `pfedseq datasets`
+    """
+    from pfedseq.report.terminal import print_datasets
+
+    print_datasets()
+
+
+def _show(config: Any, work: Any, folder: Path) -> None:
+    """Run `work` behind a progress display, then print the table and where things are."""
+    from pfedseq.report.terminal import ProgressDisplay, print_results
+
+    with ProgressDisplay(config.run.methods, config.run.rounds) as display:
+        summary = work(display.advance)
+    print_results(summary, folder)
+
+
+if __name__ == "__main__":
+    main()

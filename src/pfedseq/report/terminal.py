@@ -1,0 +1,145 @@
+"""What a person sees: progress while it runs, tables when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from pfedseq.methods import METHODS
+from pfedseq.metrics import RoundRecord
+
+console = Console()
+
+
+class ProgressDisplay:
+    """One bar per method with its accuracy and the time left; silent where nobody watches."""
+
+    def __init__(self, methods: Sequence[str], rounds: int) -> None:
+        self._bars: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[accuracy]:>18}"),
+            TextColumn("elapsed"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        for name in methods:
+            self._bars[name] = self._progress.add_task(
+                METHODS[name].title, total=rounds, accuracy="", start=False
+            )
+
+    def __enter__(self) -> ProgressDisplay:
+        self._progress.start()
+        self._progress.start_task(next(iter(self._bars.values())))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self, record: RoundRecord) -> None:
+        """Show one finished round."""
+        bar = self._bars[record["method"]]
+        accuracy = f"accuracy {100 * record['client_mean']:5.1f} %"
+        self._progress.update(bar, completed=record["round"], accuracy=accuracy)
+        if self._progress.tasks[bar].finished:
+            waiting = [b for b in self._bars.values() if not self._progress.tasks[b].started]
+            if waiting:
+                self._progress.start_task(waiting[0])
+
+
+def print_results(summary: dict[str, Any], folder: Path) -> None:
+    """The table of a run, then the paths of everything it left behind."""
+    table = Table(
+        title="Test accuracy in % at the last round, traffic and time of all rounds",
+        title_justify="left",
+    )
+    table.add_column("method")
+    for heading in ("client\nmean", "worst\nclient", "sample-\nweighted"):
+        table.add_column(heading, justify="right")
+    for heading in ("bytes\nup", "bytes\ndown", "seconds,\nclients", "seconds,\nserver"):
+        table.add_column(heading, justify="right")
+    best = max(row["client_mean"] for row in summary["methods"].values())
+    for name, row in summary["methods"].items():
+        style = "bold" if row["client_mean"] == best else None
+        table.add_row(
+            METHODS[name].title,
+            f"{100 * row['client_mean']:.2f}",
+            f"{100 * row['worst_client']:.2f}",
+            f"{100 * row['sample_weighted']:.2f}",
+            _bytes(row["bytes_up"]),
+            _bytes(row["bytes_down"]),
+            f"{row['client_seconds']:.1f}",
+            f"{row['server_seconds']:.1f}",
+            style=style,
+        )
+    console.print(table)
+    console.print("Results:")
+    for name, what in (
+        ("summary.json", "this table and more"),
+        ("metrics.jsonl", "every round, every client"),
+        ("curves.png", "learning curves"),
+        ("adapters", "each client's PEFT adapter and head"),
+        ("config.toml", "the run, every option written out"),
+    ):
+        console.print(f"  {escape(str(folder / name))}  [dim]{what}[/dim]", soft_wrap=True)
+
+
+def print_methods(verbose: bool) -> None:
+    """Names, titles and one line each; with `verbose` every option and its default."""
+    table = Table(title="Methods", title_justify="left")
+    for heading in ("name", "title", "what it does"):
+        table.add_column(heading)
+    for name, method in METHODS.items():
+        table.add_row(name, method.title, method.summary)
+    console.print(table)
+    for name, method in METHODS.items() if verbose else ():
+        console.print(f"\n[bold]\\[methods.{name}][/bold]")
+        for key, field in method.config.model_fields.items():
+            default = escape(repr(field.default))
+            console.print(f"  {key} = {default}  [dim]{escape(field.description or '')}[/dim]")
+
+
+def print_datasets() -> None:
+    """Names, natural clients and sources of the data sets."""
+    from pfedseq.data import DATASETS
+
+    table = Table(title="Data sets (data.name)", title_justify="left")
+    for heading in ("name", "clients by default", "what it is"):
+        table.add_column(heading)
+    for name, entry in DATASETS.items():
+        table.add_row(name, entry.clients, entry.summary)
+    console.print(table)
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

@@ -1,0 +1,228 @@
+"""The functional model against PEFT's own modules trained the ordinary way."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel, inject_adapter_in_model
+from safetensors.torch import load_file
+from torch import nn
+
+from pfedseq.data.dataset import ClientData, ImageSet
+from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.model.backbone import load_backbone
+from pfedseq.model.export import save_personal_model
+from pfedseq.model.layout import AdapterLayout
+from pfedseq.model.lora import AdaptedModel, peft_config
+from pfedseq.model.task import ImageSite, ImageSource
+from pfedseq.optim import local_sgd
+from pfedseq.params import Params
+
+CLASSES = 5
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    return load_backbone("random:vit-tiny", 32)
+
+
+@pytest.fixture(scope="module")
+def model(backbone):
+    return AdaptedModel(backbone, AdapterConfig(rank=2), CLASSES, seed=0)
+
+
+@pytest.fixture(scope="module")
+def site(model, backbone):
+    rng = np.random.default_rng(0)
+    images = ImageSet(
+        "noise",
+        rng.integers(0, 256, (40, 3, 32, 32), dtype=np.uint8),
+        rng.integers(0, CLASSES, 40),
+        tuple("abcde"),
+    )
+    everything = np.arange(40)
+    client = ClientData("0", everything[:20], everything[20:24], everything[24:])
+    source = ImageSource(images, backbone.mean, backbone.std, torch.device("cpu"))
+    return ImageSite(0, model, source, client, batch_size=8, seed=0)
+
+
+def jittered(model: AdaptedModel) -> Params:
+    """A model whose LoRA B is not zero, so that every gradient is alive."""
+    rng = torch.Generator().manual_seed(3)
+    initial = model.initial
+    return Params(
+        initial.adapter + 0.05 * torch.randn(initial.adapter.shape, generator=rng),
+        initial.head + 0.05 * torch.randn(initial.head.shape, generator=rng),
+    )
+
+
+class OrdinaryModel(nn.Module):
+    """PEFT's modules with a linear head, as anyone would train them."""
+
+    def __init__(self, backbone, model: AdaptedModel, phi: Params) -> None:
+        super().__init__()
+        self.vit = copy.deepcopy(backbone.model)
+        inject_adapter_in_model(peft_config(model.adapter_config), self.vit)
+        self.vit.eval()
+        self.head = nn.Linear(model.feature_dim, CLASSES)
+        with torch.no_grad():
+            named = dict(self.vit.named_parameters())
+            for name, value in model.layout.unflatten(phi.adapter).items():
+                named[name].copy_(value)
+            self.head.weight.copy_(phi.head[:-CLASSES].view(CLASSES, -1))
+            self.head.bias.copy_(phi.head[-CLASSES:])
+
+    def forward(self, pixels):
+        return self.head(self.vit(pixels).last_hidden_state[:, 0])
+
+    def params(self, model: AdaptedModel) -> Params:
+        head = torch.cat([self.head.weight.reshape(-1), self.head.bias])
+        return Params(model.layout.flatten(dict(self.vit.named_parameters())), head)
+
+
+def test_training_is_bit_equal_to_ordinary_peft_training(site, model, backbone):
+    """Two epochs of SGD: functional φ − η∇ against nn.Modules with torch.optim.SGD."""
+    start, lr = jittered(model), 0.1
+    functional = local_sgd(site.task(1, "train"), start, lr, epochs=2)
+
+    ordinary = OrdinaryModel(backbone, model, start)
+    optimizer = torch.optim.SGD([p for p in ordinary.parameters() if p.requires_grad], lr=lr)
+    task = site.task(1, "train")
+    for batch in task.batches(2):
+        indices = site.data.train[batch.numpy()]
+        loss = nn.functional.cross_entropy(
+            ordinary(site.source.pixels(indices)), site.source.labels(indices)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    reference = ordinary.params(model)
+    assert torch.equal(functional.adapter, reference.adapter)
+    assert torch.equal(functional.head, reference.head)
+    assert not torch.equal(functional.adapter, start.adapter)
+
+
+def test_gradient_of_one_part_is_that_part_of_the_gradient(site, model):
+    phi, task = jittered(model), site.task(1, "train")
+    batch = next(task.batches(1))
+    both = task.grad(phi, batch)
+    adapter, head = task.grad(phi, batch, "adapter"), task.grad(phi, batch, "head")
+    torch.testing.assert_close(adapter.adapter, both.adapter)
+    torch.testing.assert_close(head.head, both.head, rtol=1e-4, atol=1e-6)
+    assert not adapter.head.any()
+    assert not head.adapter.any()
+
+
+def test_cached_features_follow_the_adapter(site, model):
+    """A changed θ must not be answered with the features of the old one."""
+    task, phi = site.task(1, "train"), jittered(model)
+    batch = next(task.batches(1))
+    task.grad(model.initial, batch, "head")
+    fresh = site.task(1, "train").grad(phi, batch, "head")
+    assert torch.equal(task.grad(phi, batch, "head").head, fresh.head)
+
+
+def test_batches_cover_everything_in_an_order_of_their_own(site):
+    first = [b.tolist() for b in site.task(1, "train").batches(2)]
+    assert [len(b) for b in first] == [8, 8, 4, 8, 8, 4], "the last, smaller batch is kept"
+    assert sorted(sum(first[:3], [])) == list(range(20))
+    assert first == [b.tolist() for b in site.task(1, "train").batches(2)]
+    assert first[:3] != first[3:], "each epoch has a fresh order"
+    assert first != [b.tolist() for b in site.task(2, "train").batches(2)]
+
+
+def test_score_counts_what_is_right(site, model):
+    """Against a plain forward over the split, one image at a time."""
+    phi, task = jittered(model), site.task(1, "evaluate")
+    logits = torch.cat(
+        [
+            model.classify(phi.head, model.features(phi.adapter, site.source.pixels(np.array([i]))))
+            for i in site.data.test
+        ]
+    )
+    labels = site.source.labels(site.data.test)
+    score = task.score(phi, "test")
+    assert score.num_examples == 16
+    assert score.accuracy == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
+    assert score.loss == pytest.approx(float(nn.functional.cross_entropy(logits, labels)), rel=1e-4)
+
+
+def test_pixels_are_normalised_by_the_backbone(site):
+    raw = torch.from_numpy(site.source.images.images[:2]).double() / 255
+    expected = (raw - 0.5) / 0.5
+    torch.testing.assert_close(site.source.pixels(np.arange(2)).double(), expected, atol=1e-6, rtol=0)
+
+
+def test_threads_share_one_backbone_and_do_not_disturb_each_other(site, model):
+    phis = [jittered(model), model.initial] * 4
+
+    def work(phi):
+        return local_sgd(site.task(1, "train"), phi, 0.1, 1).adapter
+
+    alone = [work(phi) for phi in phis[:2]]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(work, phis))
+    for i, result in enumerate(together):
+        assert torch.equal(result, alone[i % 2])
+    skeletons = []
+    with ThreadPoolExecutor(2) as pool:
+        skeletons = list(pool.map(lambda _: model._skeleton(), range(2)))
+    for skeleton in skeletons:
+        mine, shared = dict(skeleton.named_parameters()), dict(model._module.named_parameters())
+        assert all(mine[name] is shared[name] for name in shared)
+
+
+def test_initial_adapter_changes_nothing_and_is_drawn_from_the_seed(backbone, model, site):
+    pixels = site.source.pixels(np.arange(3))
+    torch.testing.assert_close(
+        model.features(model.initial.adapter, pixels),
+        backbone.model(pixels).last_hidden_state[:, 0],
+    )
+    again = AdaptedModel(backbone, AdapterConfig(rank=2), CLASSES, seed=0).initial
+    other = AdaptedModel(backbone, AdapterConfig(rank=2), CLASSES, seed=1).initial
+    assert torch.equal(again.adapter, model.initial.adapter)
+    assert not torch.equal(other.adapter, model.initial.adapter)
+    assert not torch.equal(other.head, model.initial.head)
+
+
+@pytest.mark.parametrize(
+    ("targets", "rank"),
+    [(("query",), 4), (("query", "key", "value", "output"), 1), (("mlp_in", "mlp_out"), 3)],
+)
+def test_any_targets_and_rank(backbone, targets, rank):
+    layout = AdaptedModel(backbone, AdapterConfig(rank=rank, targets=targets), 3, 0).layout
+    width, inner = backbone.feature_dim, backbone.model.config.intermediate_size
+    per_target = {"mlp_in": width + inner, "mlp_out": width + inner}
+    expected = rank * sum(per_target.get(target, 2 * width) for target in targets)
+    assert (layout.num_layers, layout.adapter_dim) == (backbone.num_layers, expected)
+
+
+def test_the_papers_communicated_parameters():
+    """ViT-B/16 with rank 2 on query and value: 12 · 2 · 2 · (768 + 768) = 73,728."""
+    with torch.device("meta"):
+        vit = load_backbone_shape()
+    layout = AdapterLayout.of(vit)
+    assert layout.num_layers * layout.adapter_dim == 73_728
+
+
+def load_backbone_shape():
+    from transformers import ViTConfig, ViTModel
+
+    vit = ViTModel(ViTConfig(), add_pooling_layer=False).requires_grad_(False)
+    inject_adapter_in_model(peft_config(AdapterConfig()), vit)
+    return vit
+
+
+def test_exported_adapter_loads_with_peft(tmp_path, backbone, model, site):
+    phi = jittered(model)
+    save_personal_model(tmp_path / "c", model, phi, "demo", tuple("abcde"))
+    peft_model = PeftModel.from_pretrained(copy.deepcopy(backbone.model), tmp_path / "c").eval()
+    pixels = site.source.pixels(np.arange(3))
+    features = peft_model(pixels).last_hidden_state[:, 0]
+    torch.testing.assert_close(features, model.features(phi.adapter, pixels))
+    head = load_file(tmp_path / "c" / "head.safetensors")
+    torch.testing.assert_close(
+        features @ head["weight"].T + head["bias"], model.classify(phi.head, features)
+    )
