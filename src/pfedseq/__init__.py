@@ -1,10 +1,10 @@
 """pfedseq: a foundation model tuned for each of many parties, without sharing data.
 
-    import pfedseq
+import pfedseq
 
-    config = pfedseq.load_config("configs/demo.toml", ["run.rounds=10"])
-    summary = pfedseq.run(config, "runs/my-first")
-    print(summary["methods"]["pfedseq"]["client_mean"])
+config = pfedseq.load_config("configs/demo.toml", ["run.rounds=10"])
+summary = pfedseq.run(config, "runs/my-first")
+print(summary["methods"]["pfedseq"]["client_mean"])
 """
 
 from importlib import import_module

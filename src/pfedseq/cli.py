@@ -87,10 +87,7 @@ def run(
     from pfedseq.config import load_config
     from pfedseq.experiment import run as run_config
 
-    assignments = list(overrides or [])
-    for key, value in (("run.rounds", rounds), ("run.seed", seed), ("engine.device", device)):
-        if value is not None:
-            assignments.append(f"{key}={value}")
+    assignments = _assignments(overrides, rounds, seed, device)
     if method:
         names = ", ".join(f'"{name}"' for name in method)
         assignments.append(f"run.methods=[{names}]")
@@ -112,6 +109,49 @@ def resume(
 
     config = load_config(folder / "config.toml")
     _show(config, lambda listener: resume_run(folder, listener), folder)
+
+
+@app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(help="A TOML file, e.g. configs/demo.toml.")],
+    methods: Annotated[
+        str, typer.Option(help="Methods, comma-separated; the first is the reference. Or: all.")
+    ] = "all",
+    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated.")] = "0,1,2",
+    rounds: Annotated[int | None, typer.Option(help="T, communication rounds.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of all runs; default runs/compare-NAME.")
+    ] = None,
+    device: Device = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run methods over seeds on the same partitions and initial weights, in one table.
+
+    What the output folder already holds is not run again; a run that was cut off is continued.
+
+    Examples:
+
+    - `pfedseq compare configs/demo.toml --methods pfedseq,local,fedavg,fedrep --seeds 0,1,2`
+
+    - `pfedseq compare configs/demo.toml --methods all --seeds 0 --rounds 10`
+    """
+    from pfedseq.comparison import compare as compare_methods
+    from pfedseq.config import load_config
+    from pfedseq.methods import METHODS, find_method
+    from pfedseq.report.terminal import SequenceDisplay, print_comparison
+
+    names = list(METHODS) if methods == "all" else [n.strip() for n in methods.split(",")]
+    for name in names:
+        find_method(name)
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds {seeds!r} must be whole numbers, e.g. 0,1,2") from None
+    checked = load_config(config, _assignments(overrides, rounds, None, device))
+    folder = out or Path("runs") / f"compare-{checked.run.name}"
+    with SequenceDisplay(len(names) * len(numbers)) as display:
+        rows = compare_methods(checked, names, numbers, folder, display.announce)
+    print_comparison(rows, numbers, folder)
 
 
 @app.command()
@@ -138,10 +178,21 @@ def datasets() -> None:
     print_datasets()
 
 
+def _assignments(
+    overrides: list[str] | None, rounds: int | None, seed: int | None, device: str | None
+) -> list[str]:
+    """The config values that options stand for, as --set would give them."""
+    options = {"run.rounds": rounds, "run.seed": seed, "engine.device": device}
+    given = [f"{key}={value}" for key, value in options.items() if value is not None]
+    return [*(overrides or []), *given]
+
+
 def _show(config: Any, work: Any, folder: Path) -> None:
     """Run `work` behind a progress display, then print the table and where things are."""
     from pfedseq.report.terminal import ProgressDisplay, print_results
 
+    for sentence in config.advice():
+        print(f"pfedseq: warning: {sentence}", file=sys.stderr)
     with ProgressDisplay(config.run.methods, config.run.rounds) as display:
         summary = work(display.advance)
     print_results(summary, folder)

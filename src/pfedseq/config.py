@@ -87,6 +87,11 @@ class Config(Section):
         given = common | self.methods.get(name, {})
         return _validated(method.config, given, f"methods.{name}.")
 
+    def advice(self) -> list[str]:
+        """Sentences about what is allowed but hardly meant."""
+        rounds = self.run.rounds
+        return [s for name in self.run.methods for s in self.method_config(name).advice(rounds)]
+
     def resolved(self) -> Config:
         """The same run with every option written out; refuses what a method does not know."""
         for name in self.methods:

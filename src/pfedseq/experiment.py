@@ -82,9 +82,10 @@ class World:
 
 def run(config: Config, out: Path | str, listener: Listener | None = None) -> dict[str, Any]:
     """Run every method of a config into the new folder `out`; returns what summary.json holds."""
+    RunFolder.check_vacant(Path(out))
     world = World.build(config)
     folder = RunFolder.create(Path(out), dump_config(config))
-    return _run_methods(world, folder, listener)
+    return run_methods(world, folder, listener)
 
 
 def resume(out: Path | str, listener: Listener | None = None) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def resume(out: Path | str, listener: Listener | None = None) -> dict[str, Any]:
     folder = RunFolder(Path(out))
     if not folder.config.exists():
         raise InputError(f"{out} holds no run: it has no config.toml")
-    return _run_methods(World.build(load_config(folder.config)), folder, listener)
+    return run_methods(World.build(load_config(folder.config)), folder, listener)
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -109,7 +110,8 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _run_methods(world: World, folder: RunFolder, listener: Listener | None) -> dict[str, Any]:
+def run_methods(world: World, folder: RunFolder, listener: Listener | None) -> dict[str, Any]:
+    """Run, or continue from their checkpoints, all methods of a folder's config."""
     for name in world.config.run.methods:
         _run_method(world, folder, name, listener)
     summary = folder.write_summary()

@@ -168,6 +168,10 @@ class MethodConfig(BaseModel):
     lr: float = Field(0.005, gt=0, description="η, rate of local SGD; paper: 0.005, Omniglot 0.05")
     local_epochs: int = Field(1, ge=1, description="passes over the local data a round; paper: 1")
 
+    def advice(self, rounds: int) -> list[str]:
+        """Sentences about options that are allowed but hardly meant, in a run of `rounds`."""
+        return []
+
 
 @dataclass(frozen=True)
 class Method:

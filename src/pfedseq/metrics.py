@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from pfedseq.errors import InputError
 
 RoundRecord = dict[str, Any]
 """One line of metrics.jsonl; every key that holds a duration ends in `_seconds`."""
@@ -28,6 +31,12 @@ def summarise_round(
     client by its test images; `bottom_decile` is the mean over the worst tenth of the clients.
     """
     ids = sorted(clients)
+    for i in ids:
+        if math.isnan(clients[i]["test_loss"]):
+            raise InputError(
+                f"{method}: client {i}'s test loss is NaN in round {t}: its training diverged; "
+                "lower the learning rate (training.lr)"
+            )
     column = {
         key: [clients[i][key] for i in ids]
         for key in ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")

@@ -37,5 +37,5 @@ def step_along(optimizer: torch.optim.Optimizer, outputs: Tensor, direction: Ten
     where a minus sign meets a hypernetwork.
     """
     optimizer.zero_grad(set_to_none=True)
-    outputs.backward(-direction)  # type: ignore[no-untyped-call]
+    outputs.backward(-direction)
     optimizer.step()

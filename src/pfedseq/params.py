@@ -54,4 +54,5 @@ def weighted_mean(stacked: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     w = torch.as_tensor(weights, dtype=stacked.dtype, device=stacked.device)
     if len(w) != len(stacked):
         raise ValueError(f"{len(w)} weights for {len(stacked)} clients")
-    return torch.tensordot(w / w.sum(), stacked, dims=1)
+    mean: Tensor = torch.tensordot(w / w.sum(), stacked, dims=1)
+    return mean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,24 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config_text: str) -> RunFolder:
-        """A new run; refuses a folder that holds another one."""
+        """A new run, once `check_vacant` has found the place free."""
         folder = cls(path)
-        if folder.config.exists():
+        write_atomically(folder.config, config_text)
+        return folder
+
+    @staticmethod
+    def check_vacant(path: Path) -> None:
+        """Refuse a place that holds another run or cannot be written, before any work is done."""
+        if (path / "config.toml").exists():
             raise InputError(
                 f"{path} already holds a run; continue it with `pfedseq resume {path}` "
                 "or choose another --out"
             )
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path} exists and is not an empty folder; choose another --out")
-        write_atomically(folder.config, config_text)
-        return folder
+        nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+            raise InputError(f"cannot write to {path}: {nearest} is not a folder one may write to")
 
     def checkpoint(self, method: str) -> Path:
         """Where a method's memory is kept between rounds."""

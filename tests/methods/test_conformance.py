@@ -111,7 +111,7 @@ def test_a_diverged_client_is_named(name):
     if not replies[1].tensors:
         pytest.skip(f"{name} sends nothing up")
     spoiled = {k: torch.full_like(v, torch.nan) for k, v in replies[1].tensors.items()}
-    with pytest.raises(InputError, match="client 1.*NaN"):
+    with pytest.raises(InputError, match=r"client 1.*NaN"):
         server.update(1, replies | {1: Reply(spoiled)})
 
 

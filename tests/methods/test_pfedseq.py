@@ -176,7 +176,9 @@ def test_calibrations_scale_with_the_updates(scale):
     torch.testing.assert_close(small * 1e3, large, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("scale", "axes"), [("layer", (1, 2, 3)), ("client", (1, 2)), ("row", (2, 3))])
+@pytest.mark.parametrize(
+    ("scale", "axes"), [("layer", (1, 2, 3)), ("client", (1, 2)), ("row", (2, 3))]
+)
 def test_scale_is_the_rms_over_its_axes(scale, axes):
     """With the identity for a model, ξ = scale · (Δ / scale) = Δ; the model sees RMS 1."""
     server, _, _ = small_server(scale=scale)

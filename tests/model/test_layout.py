@@ -16,16 +16,18 @@ shapes = st.lists(
 @given(num_layers=st.integers(1, 4), block=shapes)
 def test_round_trip(num_layers, block):
     named_shapes = {
-        f"vit.layers.{k}.w{j}.weight": shape for k in range(num_layers) for j, shape in enumerate(block)
+        f"vit.layers.{k}.w{j}.weight": shape
+        for k in range(num_layers)
+        for j, shape in enumerate(block)
     }
     layout = AdapterLayout.from_shapes(named_shapes)
     theta = torch.randn(num_layers, layout.adapter_dim)
     named = layout.unflatten(theta)
     assert {name: tuple(t.shape) for name, t in named.items()} == named_shapes
     assert torch.equal(layout.flatten(named), theta)
-    assert torch.equal(
-        torch.cat([t.reshape(-1) for t in named.values()]), theta.reshape(-1)
-    ), "row k must hold layer k's weights in order"
+    assert torch.equal(torch.cat([t.reshape(-1) for t in named.values()]), theta.reshape(-1)), (
+        "row k must hold layer k's weights in order"
+    )
 
 
 def test_unflatten_gives_views_and_gradients_come_back_in_place():

@@ -127,7 +127,7 @@ def test_cached_features_follow_the_adapter(site, model):
 def test_batches_cover_everything_in_an_order_of_their_own(site):
     first = [b.tolist() for b in site.task(1, "train").batches(2)]
     assert [len(b) for b in first] == [8, 8, 4, 8, 8, 4], "the last, smaller batch is kept"
-    assert sorted(sum(first[:3], [])) == list(range(20))
+    assert sorted(i for batch in first[:3] for i in batch) == list(range(20))
     assert first == [b.tolist() for b in site.task(1, "train").batches(2)]
     assert first[:3] != first[3:], "each epoch has a fresh order"
     assert first != [b.tolist() for b in site.task(2, "train").batches(2)]
@@ -152,7 +152,9 @@ def test_score_counts_what_is_right(site, model):
 def test_pixels_are_normalised_by_the_backbone(site):
     raw = torch.from_numpy(site.source.images.images[:2]).double() / 255
     expected = (raw - 0.5) / 0.5
-    torch.testing.assert_close(site.source.pixels(np.arange(2)).double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        site.source.pixels(np.arange(2)).double(), expected, atol=1e-6, rtol=0
+    )
 
 
 def test_threads_share_one_backbone_and_do_not_disturb_each_other(site, model):

@@ -83,7 +83,7 @@ class CalibrationLearner(nn.Module):
         if self.shared_weights:  # clients join the batch: each sees its own sequence alone
             layers, dim, length, clients = scaled.shape
             rows = scaled.transpose(2, 3).reshape(layers, dim * clients, length, 1)
-            outputs = self.model(rows).reshape(layers, dim, clients)
+            outputs: Tensor = self.model(rows).reshape(layers, dim, clients)
         else:
             outputs = self.model(scaled)  # (K, D, N)
         return (outputs * scale.squeeze(2)).permute(2, 0, 1)

@@ -43,6 +43,15 @@ class PFedSeqConfig(MethodConfig, LearnerConfig):
     )
     learner_steps: int = Field(1, ge=1, description="steps of Eq. (5) a round; paper: 1")
 
+    def advice(self, rounds: int) -> list[str]:
+        """A warm-up that outlasts the run never lets the learner speak."""
+        if self.warmup_rounds < rounds:
+            return []
+        return [
+            f"warmup_rounds = {self.warmup_rounds} is not below run.rounds = {rounds}: "
+            "pFedSeq will send the mean adapter alone and never a personal one"
+        ]
+
 
 class PFedSeqServer(Server):
     """Algorithm 1, the server's part."""

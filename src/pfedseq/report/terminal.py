@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,6 +22,11 @@ from rich.table import Table
 
 from pfedseq.methods import METHODS
 from pfedseq.metrics import RoundRecord
+
+if TYPE_CHECKING:
+    from pfedseq.comparison import ComparisonRow, MeanStd
+    from pfedseq.config import Config
+    from pfedseq.experiment import Listener
 
 console = Console()
 
@@ -70,6 +75,75 @@ class ProgressDisplay:
             waiting = [b for b in self._bars.values() if not self._progress.tasks[b].started]
             if waiting:
                 self._progress.start_task(waiting[0])
+
+
+class SequenceDisplay:
+    """One bar for each run of a comparison, as they come; silent where nobody watches."""
+
+    def __init__(self, num_runs: int) -> None:
+        self._num_runs, self._started = num_runs, 0
+        self._display: ProgressDisplay | None = None
+
+    def __enter__(self) -> SequenceDisplay:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._display is not None:
+            self._display.__exit__(kind, error, trace)
+
+    def announce(self, method: str, seed: int, config: Config) -> Listener:
+        """Open the next run's bar."""
+        if self._display is not None:
+            self._display.__exit__(None, None, None)
+        self._started += 1
+        if console.is_terminal:
+            console.print(
+                f"[dim]run {self._started} of at most {self._num_runs}, seed {seed}[/dim]"
+            )
+        self._display = ProgressDisplay((method,), config.run.rounds).__enter__()
+        return self._display.advance
+
+
+def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder: Path) -> None:
+    """Accuracies as mean ± std over seeds, differences by client, cost and traffic."""
+    reference = METHODS[rows[0].method].title
+    table = Table(
+        title=f"Test accuracy in % at the last round, seeds {', '.join(map(str, seeds))}",
+        caption=f"difference: per client and seed, against {reference}; cost: seconds a round "
+        "relative to Local; bytes: per round, all clients",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("method")
+    for heading in ("client mean", "worst", "weighted", "difference", "better/worse"):
+        table.add_column(heading, justify="right")
+    for heading in ("cost", "up", "down"):
+        table.add_column(heading, justify="right")
+    best = max(row.client_mean.mean for row in rows)
+    for row in rows:
+        table.add_row(
+            METHODS[row.method].title,
+            _percent(row.client_mean),
+            _percent(row.worst_client),
+            _percent(row.sample_weighted),
+            f"{100 * row.difference.mean:+.2f} ± {100 * row.difference.std:.2f}",
+            f"{row.wins}/{row.losses}",
+            "–" if row.cost_ratio is None else f"{row.cost_ratio:.2f}",
+            _bytes(round(row.bytes_up_per_round)),
+            _bytes(round(row.bytes_down_per_round)),
+            style="bold" if row.client_mean.mean == best else None,
+        )
+    console.print(table)
+    console.print(f"Results: {escape(str(folder / 'comparison.json'))}", soft_wrap=True)
+
+
+def _percent(value: MeanStd) -> str:
+    return f"{100 * value.mean:.2f} ± {100 * value.std:.2f}"
 
 
 def print_results(summary: dict[str, Any], folder: Path) -> None:
