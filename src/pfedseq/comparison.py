@@ -134,7 +134,8 @@ def _seconds_per_round(runs: Sequence[Summary]) -> float:
 
 
 def _per_round(runs: Sequence[Summary], key: str) -> float:
-    return sum(run[key] for run in runs) / sum(run["rounds"] for run in runs)
+    total: float = sum(run[key] for run in runs) / sum(run["rounds"] for run in runs)
+    return total
 
 
 def _plain(rows: Sequence[ComparisonRow], seeds: Sequence[int]) -> dict[str, Any]:
