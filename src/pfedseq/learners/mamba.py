@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedseq.errors import InputError
+from pfedseq.learners.fused_mamba import fused_mamba
 from pfedseq.learners.mamba_block import BlockWeights, chunked_network
 
 _STEP_SIZE_MIN, _STEP_SIZE_MAX, _STEP_SIZE_FLOOR = 1e-3, 1e-1, 1e-4
@@ -146,7 +147,10 @@ class MambaLearner(nn.Module):
     def forward(self, window: Tensor) -> Tensor:
         """ξ (K, D, N) from a window (K, D, L, N) of any length L ≥ 1, oldest step first."""
         self._check(window)
-        output = chunked_network(window, [block.weights() for block in self._blocks()])
+        blocks = [block.weights() for block in self._blocks()]
+        on_cpu = window.dtype == torch.float32 and window.device.type == "cpu"
+        kernel = fused_mamba() if on_cpu else None
+        output = (kernel or chunked_network)(window, blocks)
         return window[:, :, -1] + output if self.pass_through else output
 
     def _blocks(self) -> list[MambaBlock]:
