@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
-from sklearn.datasets import load_digits
 
 from pfedseq.data.dataset import ClientData, ImageSet
 
@@ -41,6 +40,8 @@ class ScannerStyle:
 
 def digits_images(image_size: int) -> ImageSet:
     """All digits, bicubically enlarged, light ink on black, (1797, 3, size, size)."""
+    from sklearn.datasets import load_digits  # takes a second to import, and only digits need it
+
     bundle = load_digits()
     digit_size = max(1, round(FRAME_SHARE * image_size))
     margin = (image_size - digit_size) // 2

@@ -6,25 +6,27 @@ from numpy.typing import NDArray
 from pfedseq.data import digits, partition
 from pfedseq.data.config import DataConfig
 from pfedseq.data.dataset import ClientData, FederatedData, ImageSet
+from pfedseq.data.image_store import Report, silent
+from pfedseq.data.preparing import prepared_images
 from pfedseq.errors import InputError
 
 
-def load_data(config: DataConfig, seed: int) -> FederatedData:
+def load_data(config: DataConfig, seed: int, report: Report = silent) -> FederatedData:
     """The clients of a run; the same config and seed give the same clients and pixels."""
     if not 0 <= seed < 2**32:
         raise InputError(f"the seed is {seed}, but must be between 0 and 2**32 - 1")
-    images = load_images(config)
+    images = load_images(config, report)
     clients = deal(images, config, seed)
     if config.partition == "styles":
         images = digits.scan_for_clients(images, clients, _partition_seed(config, seed))
     return FederatedData(images=images, clients=clients)
 
 
-def load_images(config: DataConfig) -> ImageSet:
+def load_images(config: DataConfig, report: Report = silent) -> ImageSet:
     """The images of a data set at the wanted size, before they are dealt to clients."""
-    if config.name != "digits":
-        raise InputError(f"the data set {config.name} cannot be read yet: use digits")
-    return digits.digits_images(config.image_size)
+    if config.name == "digits":
+        return digits.digits_images(config.image_size)
+    return prepared_images(config, report)
 
 
 def deal(images: ImageSet, config: DataConfig, seed: int) -> tuple[ClientData, ...]:

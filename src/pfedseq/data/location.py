@@ -1,0 +1,72 @@
+"""What `data.source` points at: something on this machine, or a data set of the hub."""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfedseq.data.file_tree import IMAGE_SUFFIXES
+from pfedseq.data.hub import hub_table
+from pfedseq.data.parquet import Table, find_parquet, read_table
+from pfedseq.errors import InputError
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Location:
+    """Either a path that exists, or a hub id."""
+
+    path: Path | None
+    hub_id: str | None
+
+    def __str__(self) -> str:
+        return str(self.path or self.hub_id)
+
+    def table(self) -> Table | None:
+        """The rows, if this is a hub data set or holds parquet files."""
+        if self.path is None:
+            assert self.hub_id is not None
+            return hub_table(self.hub_id)
+        if self.path.suffix == ".parquet" or (self.path.is_dir() and find_parquet(self.path)):
+            return read_table(self.path)
+        return None
+
+    def folder_or_archive(self, expected: str) -> Path:
+        """The path of a data set that is made of files; `expected` says which, for the message."""
+        if self.path is None:
+            raise InputError(f"there is no file or folder {self.hub_id}: expected {expected}")
+        return self.path
+
+    def fingerprint(self) -> str:
+        """Changes when the source does: from names, sizes and times of its files.
+
+        Of image files only the folders' times are looked at, which tell of files that come or go.
+        """
+        if self.path is None:
+            return f"hub:{self.hub_id}"
+        facts = [_facts(self.path, self.path)]
+        if self.path.is_dir():
+            for place, subfolders, files in os.walk(self.path, followlinks=True):
+                subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+                others = [f for f in files if Path(f).suffix.lower() not in IMAGE_SUFFIXES]
+                facts += [_facts(self.path, Path(place, n)) for n in [*subfolders, *sorted(others)]]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _facts(root: Path, path: Path) -> tuple[str, int, int]:
+    seen = path.stat()
+    size = seen.st_size if path.is_file() else 0
+    return path.relative_to(root).as_posix(), size, seen.st_mtime_ns
+
+
+def locate(source: str) -> Location:
+    """Tell a path from a hub id; a path that exists wins."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return Location(path.resolve(), None)
+    if _HUB_ID.fullmatch(source) and not source.startswith("."):
+        return Location(None, source)
+    raise InputError(f"there is no file or folder {source}: check data.source")

@@ -1,0 +1,162 @@
+"""Prepared images: where a config's store lies, when it must be made, and making it."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfedseq.data.config import DataConfig, default_store
+from pfedseq.data.dataset import ImageSet
+from pfedseq.data.image_store import (
+    FORMAT,
+    Report,
+    is_finished,
+    open_store,
+    read_manifest,
+    silent,
+    verify_store,
+    write_store,
+)
+from pfedseq.data.location import Location, locate
+from pfedseq.data.registry import DATA_SETS
+from pfedseq.errors import InputError
+
+AUTOMATIC_BYTES = 2 * 2**30
+"""A run makes a store of up to this size by itself; a larger one is asked for explicitly."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A finished store, for people."""
+
+    folder: Path
+    num_images: int
+    class_names: tuple[str, ...]
+    owner_names: tuple[str, ...]
+    num_bytes: int
+    notes: tuple[str, ...]
+    """What to know, such as that the source is a part of the full data set."""
+
+
+def prepare_data(config: DataConfig, report: Report = silent) -> Prepared:
+    """Read, verify and store the images of a data set; without a source, fetch it from the hub.
+
+    A store that is already there is verified against its checksum and kept.
+    """
+    if config.name == "digits":
+        raise InputError("digits need no preparing: they come with scikit-learn")
+    hub_id = DATA_SETS[config.name].hub_id
+    source = config.source or hub_id
+    if source is None:
+        raise InputError(
+            f"{config.name} cannot be fetched: give its place with --from "
+            f"({DATA_SETS[config.name].formats})"
+        )
+    location = locate(source)
+    folder = _store_folder(config, location)
+    if _is_current(folder, location):
+        report("verifying the checksum", 0, 1)
+        verify_store(folder)
+        report("verifying the checksum", 1, 1)
+    else:
+        _make(config, location, folder, None, report)
+    return describe_store(folder)
+
+
+def describe_store(folder: Path) -> Prepared:
+    """The facts of a finished store."""
+    manifest = read_manifest(folder)
+    return Prepared(
+        folder=folder,
+        num_images=manifest["num_images"],
+        class_names=tuple(manifest["class_names"]),
+        owner_names=tuple(manifest["owner_names"]),
+        num_bytes=(folder / "images.npy").stat().st_size,
+        notes=tuple(manifest["notes"]),
+    )
+
+
+def prepared_images(config: DataConfig, report: Report = silent) -> ImageSet:
+    """Open a data set's store, making it first if its source is here and it is not too large."""
+    if config.source is None:
+        return open_store(_only_store(config))
+    location = _locate_or_remember(config)
+    folder = _store_folder(config, location)
+    if not _is_current(folder, location):
+        if location.path is None:
+            raise InputError(_ask_to_prepare(config))
+        _make(config, location, folder, AUTOMATIC_BYTES, report)
+    return open_store(folder)
+
+
+def _make(
+    config: DataConfig, location: Location, folder: Path, limit: int | None, report: Report
+) -> None:
+    opener = DATA_SETS[config.name].open
+    assert opener is not None
+    report("looking through the source", 0, 1)
+    origin = {"source": str(location), "fingerprint": location.fingerprint()}
+    source = opener(config, location)
+    report("looking through the source", 1, 1)
+    size = len(source.labels) * 3 * config.image_size**2
+    if limit is not None and size > limit:
+        raise InputError(
+            f"{_ask_to_prepare(config)} (it takes {size / 2**30:.1f} GiB; a run prepares up to "
+            f"{limit / 2**30:.0f} GiB by itself)"
+        )
+    write_store(source, folder, config.image_size, origin, report)
+
+
+def _locate_or_remember(config: DataConfig) -> Location:
+    """A source that has been deleted since it was prepared still names its store."""
+    assert config.source is not None
+    path = Path(config.source).expanduser().resolve()
+    remembered = Location(path, None)
+    if not path.exists() and is_finished(_store_folder(config, remembered)):
+        return remembered
+    return locate(config.source)
+
+
+def _is_current(folder: Path, location: Location) -> bool:
+    """Whether the store is there and its source has not changed (or is gone)."""
+    if not is_finished(folder):
+        return False
+    if location.path is not None and not location.path.exists():
+        return True
+    return bool(read_manifest(folder).get("fingerprint") == location.fingerprint())
+
+
+def _stores(config: DataConfig) -> Path:
+    return (config.store or default_store()).expanduser() / "images"
+
+
+def _store_folder(config: DataConfig, location: Location) -> Path:
+    """One folder per data set, size, source and way of reading it."""
+    reading = [str(location), config.layout] if config.name == "folder" else [str(location)]
+    if config.name == "hub":
+        reading += [str(config.image_column), str(config.label_column), str(config.owner_column)]
+    key = hashlib.sha256(json.dumps([FORMAT, *reading]).encode()).hexdigest()[:10]
+    return _stores(config) / f"{config.name}-{config.image_size}px-{key}"
+
+
+def _only_store(config: DataConfig) -> Path:
+    """The one store of this data set and size, when the config does not name a source."""
+    pattern = f"{config.name}-{config.image_size}px-*/manifest.json"
+    found = [manifest.parent for manifest in sorted(_stores(config).glob(pattern))]
+    if not found:
+        raise InputError(_ask_to_prepare(config))
+    if len(found) > 1:
+        sources = ", ".join(str(read_manifest(folder).get("source")) for folder in found)
+        raise InputError(
+            f"{config.name} has been prepared at {config.image_size} px from several places "
+            f"({sources}): name one as data.source"
+        )
+    return found[0]
+
+
+def _ask_to_prepare(config: DataConfig) -> str:
+    place = config.source or "PATH"
+    return (
+        f"{config.name} is not prepared at {config.image_size} px in {_stores(config)}: run "
+        f"`pfedseq data prepare {config.name} --from {place} --size {config.image_size}`"
+    )

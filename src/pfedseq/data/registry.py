@@ -1,0 +1,92 @@
+"""The data sets that pfedseq can read: what they are, and how each is opened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pfedseq.data import cifar, domainnet, folder, omniglot, pacs, tiny_imagenet
+from pfedseq.data.config import DataConfig
+from pfedseq.data.location import Location
+from pfedseq.data.source import Source
+from pfedseq.data.tabular import source_of_table
+from pfedseq.errors import InputError
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One data set."""
+
+    summary: str
+    """One line for people."""
+    formats: str
+    """What `data.source` may be."""
+    open: Callable[[DataConfig, Location], Source] | None
+    """How it is read; digits come with scikit-learn and need no reading."""
+    hub_id: str | None = None
+    """Where it is fetched from when no source is given."""
+
+
+def _open_hub(config: DataConfig, location: Location) -> Source:
+    table = location.table()
+    if table is None:
+        raise InputError(f"{location} has no parquet files in it; for image files use name folder")
+    return source_of_table(
+        str(config.source),
+        table,
+        image_column=config.image_column,
+        label_column=config.label_column,
+        owner_column=config.owner_column,
+    )
+
+
+DATA_SETS: dict[str, DataSet] = {
+    "digits": DataSet(
+        "scikit-learn's 1,797 handwritten digits; each client has its own scanner style",
+        "comes with scikit-learn",
+        None,
+    ),
+    "cifar100": DataSet(
+        "60,000 images of 100 classes; label skew Dir(0.1) over 10 clients",
+        "folder of parquet files, cifar-100-python.tar.gz or its folder, hub id",
+        lambda config, location: cifar.open_cifar("cifar100", location),
+        "uoft-cs/cifar100",
+    ),
+    "tiny_imagenet": DataSet(
+        "110,000 images of 200 classes; label skew Dir(0.1) over 10 clients",
+        "tiny-imagenet-200.zip or its folder, folder of parquet files, hub id",
+        lambda config, location: tiny_imagenet.open_tiny_imagenet(location),
+        "zh-plus/tiny-imagenet",
+    ),
+    "domainnet": DataSet(
+        "FedBN's ten classes in six domains, one client each",
+        "folder of domain folders or zips with FedBN's lists, folder of parquet files, hub id",
+        lambda config, location: domainnet.open_domainnet(location),
+        "wltjr1007/DomainNet",
+    ),
+    "omniglot": DataSet(
+        "32,460 characters of 50 alphabets by 20 drawers, one client each",
+        "folder with images_background.zip and images_evaluation.zip, or with their folders",
+        lambda config, location: omniglot.open_omniglot(location),
+    ),
+    "cifar10": DataSet(
+        "60,000 images of 10 classes; also PerAda's auxiliary images",
+        "folder of parquet files, cifar-10-python.tar.gz or its folder, hub id",
+        lambda config, location: cifar.open_cifar("cifar10", location),
+        "uoft-cs/cifar10",
+    ),
+    "pacs": DataSet(
+        "9,991 images of 7 classes in four domains, one client each",
+        "zip or folder of domain/class folders, folder of parquet files, hub id",
+        lambda config, location: pacs.open_pacs(location),
+        "flwrlabs/pacs",
+    ),
+    "folder": DataSet(
+        "your own images in folders; data.layout says what the folder levels name",
+        "folder or zip",
+        lambda config, location: folder.open_folder(location, config.layout),
+    ),
+    "hub": DataSet(
+        "your own or any Hugging Face image data set; columns by data.*_column",
+        "hub id, or folder of parquet files",
+        _open_hub,
+    ),
+}

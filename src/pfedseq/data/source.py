@@ -1,0 +1,124 @@
+"""A data set as it lies on disk: what every image is, and how to read it, block by block."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedseq.data.file_tree import FileTree
+from pfedseq.errors import InputError
+
+BLOCK_SIZE = 256
+"""Images per block: the unit of parallel work, of progress and of resuming."""
+
+RawImage = tuple[str, bytes | NDArray[np.uint8]]
+"""Where an image is (for messages), and an encoded file or decoded (height, width, 3) pixels."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive images that are read together; `read` may be called from any thread."""
+
+    size: int
+    read: Callable[[], Iterable[RawImage]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Labelled images in the order of their blocks. Nothing has been decoded yet."""
+
+    name: str
+    labels: NDArray[np.int64]
+    """(n,) class indices."""
+    class_names: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    owners: NDArray[np.int64] | None = None
+    """(n,) the natural client of each image, where the data names one."""
+    owner_names: tuple[str, ...] = ()
+    is_test: NDArray[np.bool_] | None = None
+    """(n,) the source's own test images, where it has any."""
+    notes: tuple[str, ...] = ()
+    """What a user should know, such as that this is a part of the full data set."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image that a loader has found, before the names become numbers."""
+
+    member: str
+    label: str
+    owner: str = ""
+    is_test: bool = False
+
+
+def source_of_files(
+    name: str,
+    entries: Sequence[Entry],
+    tree: FileTree,
+    *,
+    class_names: Sequence[str],
+    owner_names: Sequence[str] = (),
+    has_test: bool = False,
+) -> Source:
+    """A source whose images are separate files of `tree`, in the order of `entries`."""
+    class_number = {label: number for number, label in enumerate(class_names)}
+    owner_number = {owner: number for number, owner in enumerate(owner_names)}
+    owners = [owner_number[entry.owner] for entry in entries] if owner_names else None
+    return Source(
+        name=name,
+        labels=np.array([class_number[entry.label] for entry in entries], dtype=np.int64),
+        class_names=tuple(class_names),
+        owners=None if owners is None else np.array(owners, dtype=np.int64),
+        owner_names=tuple(owner_names),
+        is_test=np.array([entry.is_test for entry in entries]) if has_test else None,
+        blocks=tuple(
+            Block(stop - start, partial(_read_files, entries[start:stop], tree))
+            for start, stop in block_ranges(len(entries))
+        ),
+    )
+
+
+def _read_files(entries: Sequence[Entry], tree: FileTree) -> Iterator[RawImage]:
+    for entry in entries:
+        yield tree.describe(entry.member), tree.read(entry.member)
+
+
+def block_ranges(num_images: int, block_size: int = BLOCK_SIZE) -> Iterator[tuple[int, int]]:
+    """(start, stop) of consecutive blocks."""
+    for start in range(0, num_images, block_size):
+        yield start, min(start + block_size, num_images)
+
+
+def compare_with_full(
+    source: Source, full_sizes: Sequence[int], *, by: str, where: Path | str
+) -> Source:
+    """Check the images per class (or per owner) against the published data set.
+
+    A part of the data set is accepted and says so in `notes`; more images than were ever
+    published mean a wrong or doubled source, and are refused.
+    """
+    numbers, names = (
+        (source.labels, source.class_names)
+        if by == "class"
+        else (source.owners, source.owner_names)
+    )
+    assert numbers is not None
+    found = np.bincount(numbers, minlength=len(names))
+    full = np.asarray(full_sizes)
+    if (found > full).any():
+        worst = int(np.argmax(found - full))
+        raise InputError(
+            f"{where} has {found[worst]} images of {by} {names[worst]!r}, but {source.name} has "
+            f"only {full[worst]}: look for copies or a wrong folder"
+        )
+    if found.sum() == full.sum():
+        return source
+    note = f"a part of {source.name}: {found.sum():,} of {full.sum():,} images"
+    empty = [names[number] for number in np.flatnonzero(found == 0)]
+    if empty:
+        note += f", and none of {len(empty)} {'classes' if by == 'class' else 'owners'}"
+        note += f" ({', '.join(empty[:3])}{', …' if len(empty) > 3 else ''})"
+    return replace(source, notes=(*source.notes, note))
