@@ -1,0 +1,280 @@
+"""Load a frozen Vision Transformer: the packaged demo, a hub id or folder, or a timm file."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn import functional
+from transformers import ViTConfig, ViTModel
+from transformers.utils import cached_file, logging
+
+from pfedseq.errors import InputError
+from pfedseq.model.timm_weights import SUFFIXES, VitWeights, name_some, read_timm_file
+
+Channels = tuple[float, float, float]
+
+DEMO_FOLDER = Path(__file__).resolve().parents[1] / "assets" / "demo_vit"
+DEFAULT_MEAN: Channels = (0.5, 0.5, 0.5)
+DEFAULT_STD: Channels = (0.5, 0.5, 0.5)
+IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
+"""DeiT and DINO want this and `IMAGENET_STD`; the paper's ViT wants the defaults."""
+IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
+
+RANDOM_PREFIX = "random:"
+ARCHITECTURES = {
+    "vit-tiny": (192, 12),
+    "vit-small": (384, 12),
+    "vit-base": (768, 12),
+    "vit-large": (1024, 24),
+}
+"""Width and depth; all have patches of 16, heads of 64 and an MLP four times as wide."""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A frozen ViT and how its input is normalised: x ↦ (x − mean) / std for x in [0, 1]."""
+
+    model: ViTModel
+    """In eval mode, without gradients and pooler; position embeddings fit `image_size`."""
+    mean: Channels
+    std: Channels
+    image_size: int
+
+    @property
+    def feature_dim(self) -> int:
+        """Length of the class token that a head is put on."""
+        return int(self.model.config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        """K, the number of transformer blocks."""
+        return int(self.model.config.num_hidden_layers)
+
+
+def load_backbone(
+    name: str,
+    image_size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    *,
+    num_heads: int | None = None,
+    seed: int = 0,
+) -> Backbone:
+    """Load the ViT that `name` stands for, frozen, for images of `image_size` pixels a side.
+
+    `name` is one of
+
+    - `demo`: the small ViT inside this package;
+    - a hub id such as `google/vit-base-patch16-224-in21k`, or a local folder of such files
+      (transformers' format, or timm's: `config.json` with an `architecture`);
+    - a timm-format file: `.safetensors`, `.pth`/`.pt`/`.bin`, or `.npz` of the augreg release;
+    - `random:vit-tiny` (`-small`, `-base`, `-large`) or `random:demo`: that architecture with
+      random weights drawn from `seed`.
+
+    `image_size`, `mean` and `std` default to what the source says, else to 224, 0.5 and 0.5.
+    `num_heads` is for a timm-format file whose heads are not 64 wide, which the file cannot tell.
+    """
+    if num_heads is not None and not name.endswith(SUFFIXES):
+        raise InputError(
+            f"num_heads = {num_heads} was given for backbone {name!r}, whose own config says it: "
+            "leave it out (it is for timm-format files only)."
+        )
+    source: dict[str, Any] = {}
+    if name.startswith(RANDOM_PREFIX):
+        weights = _random_weights(name, seed)
+    elif name == "demo":
+        weights, source = _from_folder_or_hub(str(DEMO_FOLDER))
+    elif name.endswith(SUFFIXES):
+        path = Path(name)
+        weights, source = read_timm_file(path, num_heads), _json_beside(path)
+    else:
+        weights, source = _from_folder_or_hub(name)
+    size = image_size if image_size is not None else int(weights.config.image_size)
+    return Backbone(
+        model=_frozen_model(weights, size, name),
+        mean=_channels("mean", mean, source, DEFAULT_MEAN, name),
+        std=_channels("std", std, source, DEFAULT_STD, name),
+        image_size=size,
+    )
+
+
+def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
+    """Build the model around the tensors, with the position embeddings that the size needs."""
+    patch = int(weights.config.patch_size)
+    if image_size < patch or image_size % patch:
+        raise InputError(
+            f"Backbone {name!r} cuts images into patches of {patch} pixels, so image_size must be "
+            f"a multiple of {patch}, not {image_size}."
+        )
+    config = ViTConfig.from_dict(weights.config.to_dict())
+    config.image_size = image_size
+    config._attn_implementation = "sdpa"
+    positions = "embeddings.position_embeddings"
+    state = dict(weights.state)
+    state[positions] = interpolate_positions(state[positions], image_size // patch)
+    # No memory is spent on initial weights that would be overwritten at once.
+    with torch.device("meta"):
+        model = ViTModel(config, add_pooling_layer=False)
+    model.load_state_dict(state, assign=True)
+    return model.requires_grad_(False).eval()
+
+
+def interpolate_positions(positions: Tensor, side: int) -> Tensor:
+    """Resample position embeddings (1, 1 + g², width) to a grid of side² patches, bicubically.
+
+    The class token's embedding comes first and stays as it is. Where the grid shrinks, the filter
+    is widened (antialias), as timm does.
+    """
+    _, tokens, width = positions.shape
+    old_side = round((tokens - 1) ** 0.5)
+    if old_side == side:
+        return positions
+    grid = positions[:, 1:].reshape(1, old_side, old_side, width).permute(0, 3, 1, 2)
+    grid = functional.interpolate(grid, size=(side, side), mode="bicubic", antialias=True)
+    return torch.cat([positions[:, :1], grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
+
+
+def _random_weights(name: str, seed: int) -> VitWeights:
+    architecture = name.removeprefix(RANDOM_PREFIX)
+    if architecture == "demo":
+        config = ViTConfig.from_pretrained(DEMO_FOLDER)
+    elif architecture in ARCHITECTURES:
+        width, depth = ARCHITECTURES[architecture]
+        config = ViTConfig(
+            hidden_size=width,
+            num_hidden_layers=depth,
+            num_attention_heads=width // 64,
+            intermediate_size=4 * width,
+            layer_norm_eps=1e-6,
+        )
+    else:
+        known = ", ".join(RANDOM_PREFIX + key for key in [*ARCHITECTURES, "demo"])
+        raise InputError(f"There is no architecture for backbone {name!r}; there are {known}.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = ViTModel(config, add_pooling_layer=False)
+    return VitWeights(config, dict(model.state_dict()))
+
+
+def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
+    """Read a folder or hub repository; also returns what it says about normalisation."""
+    config = _read_json(_find(name, "config.json"))
+    if "architecture" in config and "model_type" not in config:  # how timm writes its repositories
+        weights = read_timm_file(Path(_find(name, "model.safetensors")), None)
+        return weights, config
+    if config.get("model_type") != "vit":
+        raise InputError(
+            f"Backbone {name!r} has model_type {config.get('model_type')!r} in its config.json; "
+            "only 'vit' fits (DeiT without distillation and DINO version 1 are 'vit')."
+        )
+    processor = cached_file(
+        name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False
+    )
+    return _transformers_weights(name), _read_json(processor) if processor else {}
+
+
+def _transformers_weights(name: str) -> VitWeights:
+    """Read with transformers, which knows its own older tensor names, and check that all fits."""
+    try:
+        with _quiet_transformers(progress_bar=not Path(name).is_dir()):
+            model, report = ViTModel.from_pretrained(
+                name,
+                add_pooling_layer=False,
+                output_loading_info=True,
+                weights_only=True,
+                dtype=torch.float32,
+            )
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise InputError(f"Backbone {name!r} cannot be read: {_first_line(error)}") from error
+    missing = sorted(report["missing_keys"])
+    unexpected = sorted(key for key in report["unexpected_keys"] if not _is_head(key))
+    if missing or unexpected:
+        raise InputError(
+            f"Backbone {name!r} is not a whole ViT: "
+            f"missing {name_some(missing)}; unexpected {name_some(unexpected)}."
+        )
+    return VitWeights(model.config, dict(model.state_dict()))
+
+
+def _is_head(key: str) -> bool:
+    return key.removeprefix("vit.").startswith(("pooler.", "classifier."))
+
+
+def _find(name: str, filename: str) -> str:
+    """Path of one file of a local folder or hub repository."""
+    looks_like_hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
+    if not Path(name).is_dir() and not looks_like_hub_id:
+        raise InputError(f"Backbone {name!r} is neither a folder that exists nor a hub id.")
+    try:
+        path = cached_file(name, filename)
+    except OSError as error:
+        raise InputError(
+            f"Backbone {name!r} has no {filename} that can be read (a folder, or a model hub that "
+            f"this machine can reach, is needed): {_first_line(error)}"
+        ) from error
+    if path is None:
+        raise InputError(f"Backbone folder {name!r} has no {filename}.")
+    return str(path)
+
+
+def _json_beside(path: Path) -> dict[str, Any]:
+    """The config.json that timm's releases put next to the weights, where there is one."""
+    config = path.with_name("config.json")
+    return _read_json(config) if config.is_file() else {}
+
+
+def _read_json(path: str | Path) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not a readable JSON file: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} should hold a JSON object, not a {type(content).__name__}.")
+    return content
+
+
+def _channels(
+    key: str,
+    given: Sequence[float] | None,
+    source: dict[str, Any],
+    default: Channels,
+    name: str,
+) -> Channels:
+    """The mean or std to use: the caller's, else the source's (transformers, timm), else 0.5."""
+    timm = source.get("pretrained_cfg", source)
+    value = given if given is not None else source.get(f"image_{key}", timm.get(key, default))
+    try:
+        red, green, blue = (float(number) for number in value)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"The {key} of backbone {name!r} should be three numbers, not {value!r}."
+        ) from error
+    if key == "std" and min(red, green, blue) <= 0:
+        raise InputError(f"The std of backbone {name!r} should be positive, not {value!r}.")
+    return red, green, blue
+
+
+@contextmanager
+def _quiet_transformers(progress_bar: bool) -> Iterator[None]:
+    """Keep transformers' own load report away: what does not fit is raised as an error here."""
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not progress_bar:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]

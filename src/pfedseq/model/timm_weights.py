@@ -1,0 +1,174 @@
+"""Read a plain ViT from a file in timm's naming or in that of the original augreg release.
+
+Both are turned into the tensors of transformers' `ViTModel`. A file has to hold exactly the tensors
+of a pre-norm ViT with a class token, plus a classification head, which is dropped; anything else
+(a distillation token, registers, layer scale, a missing block) is refused by name.
+"""
+
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import ViTConfig, ViTModel
+
+from pfedseq.errors import InputError
+from pfedseq.model.vit_naming import AUGREG, TIMM, Naming
+
+SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
+HEAD_WIDTH = 64
+"""Every ViT of the paper's family has attention heads of this width."""
+
+
+@dataclass(frozen=True)
+class VitWeights:
+    """An architecture and all tensors of a `ViTModel` without pooler."""
+
+    config: ViTConfig
+    state: dict[str, Tensor]
+
+
+def read_timm_file(path: Path, num_heads: int | None) -> VitWeights:
+    """Read `path` by its suffix; `num_heads` defaults to width / 64 (an .npz knows its own)."""
+    if not path.is_file():
+        raise InputError(f"There is no backbone file {path}.")
+    tensors = _read_tensors(path)
+    naming = AUGREG if path.suffix == ".npz" else TIMM
+    depth = _checked_depth(tensors, naming, path)
+    config = _infer_config(tensors, naming, depth, num_heads, path)
+    return VitWeights(config, _convert(tensors, naming, config, path))
+
+
+def name_some(names: list[str]) -> str:
+    """The first few of many names, as a piece of a sentence."""
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of the file in float32; no pickled object is ever executed."""
+    unreadable = (OSError, EOFError, KeyError, ValueError, TypeError, RuntimeError)
+    corrupt = (SafetensorError, UnpicklingError, zipfile.BadZipFile)
+    try:
+        if path.suffix == ".safetensors":
+            tensors = load_file(path)
+        elif path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                tensors = {key: torch.from_numpy(archive[key]) for key in archive.files}
+        else:
+            tensors = _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
+    except InputError:
+        raise
+    except (*unreadable, *corrupt) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise InputError(
+            f"{path} is not a readable {path.suffix} file of plain tensors: {reason}"
+        ) from error
+    return {key: tensor.float() for key, tensor in tensors.items()}
+
+
+def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
+    """Find the state dict in a checkpoint of DeiT ("model"), DINO ("teacher") or a trainer."""
+    for key in ("model", "state_dict", "teacher"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping):
+        raise InputError(f"{path} holds a {type(content).__name__}, not a state dict.")
+    tensors = {}
+    for key, value in content.items():
+        if not isinstance(value, Tensor):
+            raise InputError(f"{path} holds a {type(value).__name__} under {key!r}, not a tensor.")
+        tensors[str(key).removeprefix("module.").removeprefix("backbone.")] = value
+    return tensors
+
+
+def _checked_depth(tensors: Mapping[str, Tensor], naming: Naming, path: Path) -> int:
+    """The number of blocks, once all names are there and no other names are."""
+    blocks = [int(match[1]) for key in tensors if (match := re.match(naming.block, key))]
+    if not blocks:
+        raise InputError(
+            f"{path} is not a ViT in {naming.family} naming: it has no {naming.example_block}, but "
+            f"{name_some(sorted(tensors))} (a transformers checkpoint is given by its folder)."
+        )
+    depth = max(blocks) + 1
+    known = {entry.source for entry in naming.entries(depth, naming.query_bias in tensors)}
+    missing = sorted(known - tensors.keys())
+    unexpected = sorted(key for key in tensors.keys() - known if not key.startswith(naming.head))
+    if missing or unexpected:
+        raise InputError(
+            f"{path} is not a plain ViT with a class token: "
+            f"missing {name_some(missing)}; unexpected {name_some(unexpected)}."
+        )
+    return depth
+
+
+def _infer_config(
+    tensors: Mapping[str, Tensor], naming: Naming, depth: int, num_heads: int | None, path: Path
+) -> ViTConfig:
+    """The architecture that the shapes show; timm's layer norms have ε = 1e-6."""
+    kernel, positions = tensors[naming.patch_kernel], tensors[naming.positions]
+    if kernel.ndim != 4 or positions.ndim != 3:
+        raise InputError(
+            f"{path} has a patch embedding of shape {tuple(kernel.shape)} and positions of shape "
+            f"{tuple(positions.shape)}; a ViT has four and three dimensions there."
+        )
+    width, channels, patch, patch_width = naming.as_conv_weight(kernel).shape
+    side = math.isqrt(max(0, positions.shape[1] - 1))
+    if channels != 3 or patch != patch_width or side**2 + 1 != positions.shape[1]:
+        raise InputError(
+            f"{path} has {channels} channels, patches of {patch}×{patch_width} pixels and "
+            f"{positions.shape[1]} positions; 3 channels, square patches and one class token "
+            "before a square grid are needed."
+        )
+    heads = naming.num_heads(tensors)
+    if heads is None:
+        heads = num_heads if num_heads is not None else max(1, width // HEAD_WIDTH)
+    elif num_heads not in (None, heads):
+        raise InputError(f"{path} has {heads} attention heads, not num_heads = {num_heads}.")
+    if heads < 1 or width % heads:
+        raise InputError(
+            f"{path} has width {width}, which {heads} attention heads do not divide; give the "
+            "right num_heads."
+        )
+    return ViTConfig(
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        intermediate_size=tensors[naming.mlp_bias].numel(),
+        image_size=side * patch,
+        patch_size=patch,
+        layer_norm_eps=1e-6,
+        qkv_bias=naming.query_bias in tensors,
+    )
+
+
+def _convert(
+    tensors: Mapping[str, Tensor], naming: Naming, config: ViTConfig, path: Path
+) -> dict[str, Tensor]:
+    """Every tensor under transformers' name and in its shape, or the names that do not fit."""
+    with torch.device("meta"):
+        wanted = ViTModel(config, add_pooling_layer=False).state_dict()
+    state: dict[str, Tensor] = {}
+    misfits = []
+    for entry in naming.entries(config.num_hidden_layers, config.qkv_bias):
+        tensor = tensors[entry.source]
+        parts = entry.convert(tensor) if tensor.ndim == entry.ndim else ()
+        if [part.shape for part in parts] != [wanted[target].shape for target in entry.targets]:
+            misfits.append(f"{entry.source} {tuple(tensor.shape)}")
+        state.update(zip(entry.targets, (part.contiguous() for part in parts), strict=False))
+    if misfits:
+        raise InputError(
+            f"{path} does not fit a ViT of width {config.hidden_size} with "
+            f"{config.num_hidden_layers} blocks: the shapes of {name_some(misfits)} are wrong."
+        )
+    return state

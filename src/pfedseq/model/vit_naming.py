@@ -1,0 +1,201 @@
+"""What timm and the original augreg release call the tensors of a ViT, and in which layout."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Convert = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file and the tensors of transformers' `ViTModel` that it becomes."""
+
+    source: str
+    ndim: int
+    targets: tuple[str, ...]
+    convert: Convert
+
+
+class Naming(ABC):
+    """A family of files; the attributes are names of tensors, or patterns of them."""
+
+    family: str
+    block: str
+    """Regular expression; its group is the index of the block."""
+    example_block: str
+    patch_kernel: str
+    positions: str
+    query_bias: str
+    """Absent where queries, keys and values have no biases."""
+    mlp_bias: str
+    head: tuple[str, ...]
+    """Prefixes of what stands behind the class token, which is dropped."""
+
+    @abstractmethod
+    def as_conv_weight(self, patch_kernel: Tensor) -> Tensor:
+        """The patch embedding as (width, channels, patch, patch)."""
+
+    @abstractmethod
+    def num_heads(self, tensors: Mapping[str, Tensor]) -> int | None:
+        """The number of attention heads, where shapes show it."""
+
+    @abstractmethod
+    def entries(self, depth: int, qkv_bias: bool) -> list[Entry]:
+        """All tensors of a ViT of this depth."""
+
+
+class _Timm(Naming):
+    """timm, DeiT and DINO: PyTorch layouts; query, key and value stacked into one `qkv`."""
+
+    family = "timm"
+    block = r"blocks\.(\d+)\."
+    example_block = "blocks.0.*"
+    patch_kernel = "patch_embed.proj.weight"
+    positions = "pos_embed"
+    query_bias = "blocks.0.attn.qkv.bias"
+    mlp_bias = "blocks.0.mlp.fc1.bias"
+    head = ("head.", "pre_logits.")
+
+    def as_conv_weight(self, patch_kernel: Tensor) -> Tensor:
+        return patch_kernel
+
+    def num_heads(self, tensors: Mapping[str, Tensor]) -> int | None:
+        return None
+
+    def entries(self, depth: int, qkv_bias: bool) -> list[Entry]:
+        found = [
+            Entry("cls_token", 3, ("embeddings.cls_token",), _same),
+            Entry("pos_embed", 3, ("embeddings.position_embeddings",), _same),
+            Entry(self.patch_kernel, 4, (f"{_PATCHES}.weight",), _same),
+            Entry("patch_embed.proj.bias", 1, (f"{_PATCHES}.bias",), _same),
+            *_weight_and_bias("norm", "layernorm", 1),
+        ]
+        for i in range(depth):
+            source, target = f"blocks.{i}", f"layers.{i}"
+            found += [
+                *_weight_and_bias(f"{source}.norm1", f"{target}.layernorm_before", 1),
+                *_weight_and_bias(f"{source}.norm2", f"{target}.layernorm_after", 1),
+                *_weight_and_bias(f"{source}.attn.proj", f"{target}.attention.o_proj", 2),
+                *_weight_and_bias(f"{source}.mlp.fc1", f"{target}.mlp.fc1", 2),
+                *_weight_and_bias(f"{source}.mlp.fc2", f"{target}.mlp.fc2", 2),
+                Entry(f"{source}.attn.qkv.weight", 2, _query_key_value(target, "weight"), _thirds),
+            ]
+            if qkv_bias:
+                targets = _query_key_value(target, "bias")
+                found.append(Entry(f"{source}.attn.qkv.bias", 1, targets, _thirds))
+        return found
+
+
+class _Augreg(Naming):
+    """The augreg .npz files: Flax layouts, where a kernel maps from its first axes to its last.
+
+    Kernels of query, key and value are (width, heads, width/heads), the attention output's is
+    (heads, width/heads, width), and the patch kernel is (patch, patch, channels, width).
+    """
+
+    family = "augreg"
+    block = r"Transformer/encoderblock_(\d+)/"
+    example_block = "Transformer/encoderblock_0/*"
+    patch_kernel = "embedding/kernel"
+    positions = "Transformer/posembed_input/pos_embedding"
+    query_kernel = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
+    query_bias = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/bias"
+    mlp_bias = "Transformer/encoderblock_0/MlpBlock_3/Dense_0/bias"
+    head = ("head/", "pre_logits/")
+
+    def as_conv_weight(self, patch_kernel: Tensor) -> Tensor:
+        return patch_kernel.permute(3, 2, 0, 1)
+
+    def num_heads(self, tensors: Mapping[str, Tensor]) -> int | None:
+        kernel = tensors[self.query_kernel]
+        return kernel.shape[1] if kernel.ndim == 3 else None
+
+    def entries(self, depth: int, qkv_bias: bool) -> list[Entry]:
+        found = [
+            Entry("cls", 3, ("embeddings.cls_token",), _same),
+            Entry(self.positions, 3, ("embeddings.position_embeddings",), _same),
+            Entry(
+                self.patch_kernel,
+                4,
+                (f"{_PATCHES}.weight",),
+                lambda kernel: (self.as_conv_weight(kernel),),
+            ),
+            Entry("embedding/bias", 1, (f"{_PATCHES}.bias",), _same),
+            *self._norm("Transformer/encoder_norm", "layernorm"),
+        ]
+        for i in range(depth):
+            source, target = f"Transformer/encoderblock_{i}", f"layers.{i}"
+            attention = f"{source}/MultiHeadDotProductAttention_1"
+            found += [
+                *self._norm(f"{source}/LayerNorm_0", f"{target}.layernorm_before"),
+                *self._norm(f"{source}/LayerNorm_2", f"{target}.layernorm_after"),
+                *self._dense(f"{source}/MlpBlock_3/Dense_0", f"{target}.mlp.fc1"),
+                *self._dense(f"{source}/MlpBlock_3/Dense_1", f"{target}.mlp.fc2"),
+                Entry(
+                    f"{attention}/out/kernel",
+                    3,
+                    (f"{target}.attention.o_proj.weight",),
+                    lambda kernel: (kernel.flatten(0, 1).T,),
+                ),
+                Entry(f"{attention}/out/bias", 1, (f"{target}.attention.o_proj.bias",), _same),
+            ]
+            for part in ("query", "key", "value"):
+                projection = f"{target}.attention.{part[0]}_proj"
+                found.append(
+                    Entry(
+                        f"{attention}/{part}/kernel",
+                        3,
+                        (f"{projection}.weight",),
+                        lambda kernel: (kernel.flatten(1).T,),
+                    )
+                )
+                if qkv_bias:
+                    found.append(
+                        Entry(
+                            f"{attention}/{part}/bias",
+                            2,
+                            (f"{projection}.bias",),
+                            lambda bias: (bias.flatten(),),
+                        )
+                    )
+        return found
+
+    def _norm(self, source: str, target: str) -> list[Entry]:
+        return [
+            Entry(f"{source}/scale", 1, (f"{target}.weight",), _same),
+            Entry(f"{source}/bias", 1, (f"{target}.bias",), _same),
+        ]
+
+    def _dense(self, source: str, target: str) -> list[Entry]:
+        return [
+            Entry(f"{source}/kernel", 2, (f"{target}.weight",), lambda kernel: (kernel.T,)),
+            Entry(f"{source}/bias", 1, (f"{target}.bias",), _same),
+        ]
+
+
+TIMM = _Timm()
+AUGREG = _Augreg()
+
+_PATCHES = "embeddings.patch_embeddings.projection"
+
+
+def _same(tensor: Tensor) -> tuple[Tensor, ...]:
+    return (tensor,)
+
+
+def _thirds(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.chunk(3)
+
+
+def _query_key_value(layer: str, kind: str) -> tuple[str, ...]:
+    return tuple(f"{layer}.attention.{part}_proj.{kind}" for part in "qkv")
+
+
+def _weight_and_bias(source: str, target: str, weight_ndim: int) -> list[Entry]:
+    return [
+        Entry(f"{source}.weight", weight_ndim, (f"{target}.weight",), _same),
+        Entry(f"{source}.bias", 1, (f"{target}.bias",), _same),
+    ]

@@ -1,0 +1,1 @@
+"""How the demo's backbone was made: a small ViT pretrained on images drawn by this package."""
