@@ -199,14 +199,14 @@ def print_methods(verbose: bool) -> None:
 
 
 def print_datasets() -> None:
-    """Names, natural clients and sources of the data sets."""
-    from pfedseq.data import DATASETS
+    """Names, what they are, and what they are read from."""
+    from pfedseq.data.registry import DATA_SETS
 
-    table = Table(title="Data sets (data.name)", title_justify="left")
-    for heading in ("name", "clients by default", "what it is"):
+    table = Table(title="Data sets (data.name)", title_justify="left", show_lines=True)
+    for heading in ("name", "what it is", "what data.source may be"):
         table.add_column(heading)
-    for name, entry in DATASETS.items():
-        table.add_row(name, entry.clients, entry.summary)
+    for name, entry in DATA_SETS.items():
+        table.add_row(name, entry.summary, entry.formats)
     console.print(table)
 
 
