@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pfedseq import __version__
+from pfedseq import __version__, cli_data
 from pfedseq.errors import InputError
 
 app = typer.Typer(
@@ -20,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Start with: `pfedseq run configs/demo.toml`",
 )
+
+app.add_typer(cli_data.app, name="data")
 
 _EXIT_BAD_INPUT = 2
 

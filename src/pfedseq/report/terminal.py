@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -26,9 +27,14 @@ from pfedseq.metrics import RoundRecord
 if TYPE_CHECKING:
     from pfedseq.comparison import ComparisonRow, MeanStd
     from pfedseq.config import Config
+    from pfedseq.data.distribution import ClientRow
+    from pfedseq.data.preparing import Prepared
     from pfedseq.experiment import Listener
 
 console = Console()
+
+MOST_CLASS_COLUMNS = 10
+"""With more classes than this, a table of clients lists only the most frequent."""
 
 
 class ProgressDisplay:
@@ -107,6 +113,78 @@ class SequenceDisplay:
             )
         self._display = ProgressDisplay((method,), config.run.rounds).__enter__()
         return self._display.advance
+
+
+class StepDisplay:
+    """Named steps of some work, each with a count and the time left."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> StepDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def report(self, step: str, done: int, total: int) -> None:
+        """`done` of `total` of a step."""
+        if step not in self._steps:
+            self._steps[step] = self._progress.add_task(step, total=total)
+        self._progress.update(self._steps[step], completed=done, total=total)
+
+
+def print_prepared(prepared: Prepared) -> None:
+    """What a store holds and where it is."""
+    owners = f", {len(prepared.owner_names)} owners" if prepared.owner_names else ""
+    console.print(
+        f"{prepared.num_images:,} images, {len(prepared.class_names)} classes{owners}, "
+        f"{_bytes(prepared.num_bytes)} in {escape(str(prepared.folder))}",
+        soft_wrap=True,
+    )
+    for note in prepared.notes:
+        console.print(f"Note: {escape(note)}", soft_wrap=True)
+
+
+def print_clients(rows: Sequence[ClientRow], class_names: Sequence[str], picture: Path) -> None:
+    """Clients × classes: all counts where they fit, else each client's most frequent classes."""
+    table = Table(title="Images of each client", title_justify="left", box=SIMPLE, padding=0)
+    table.add_column("client")
+    table.add_column("train\n/val/test", justify="right", no_wrap=True)
+    table.add_column("classes", justify="right")
+    few = len(class_names) <= MOST_CLASS_COLUMNS
+    for name in class_names if few else ():
+        table.add_column(escape(name), justify="right")
+    if not few:
+        table.add_column("most frequent classes")
+    for row in rows:
+        counts = [int(count) for count in row.class_counts]
+        frequent = sorted(range(len(counts)), key=lambda c: -counts[c])[:3]
+        shown = [str(count or "·") for count in counts]
+        listed = ", ".join(f"{class_names[c]} {counts[c]}" for c in frequent if counts[c])
+        table.add_row(
+            row.name,
+            f"{row.train}/{row.validation}/{row.test}",
+            str(row.num_classes),
+            *(shown if few else [escape(listed)]),
+        )
+    console.print(table)
+    console.print(f"Picture: {escape(str(picture))}", soft_wrap=True)
 
 
 def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder: Path) -> None:
