@@ -170,10 +170,19 @@ def test_threads_share_one_backbone_and_do_not_disturb_each_other(site, model):
         assert torch.equal(result, alone[i % 2])
     skeletons = []
     with ThreadPoolExecutor(2) as pool:
-        skeletons = list(pool.map(lambda _: model._skeleton(), range(2)))
+        skeletons = list(pool.map(lambda _: model._skeleton("adapted"), range(2)))
     for skeleton in skeletons:
-        mine, shared = dict(skeleton.named_parameters()), dict(model._module.named_parameters())
+        mine, shared = dict(skeleton.named_parameters()), dict(model._adapted.named_parameters())
         assert all(mine[name] is shared[name] for name in shared)
+
+
+def test_merged_features_are_the_same_features(backbone, site):
+    """α ≠ r, so that a forgotten scale shows."""
+    model = AdaptedModel(backbone, AdapterConfig(rank=2, alpha=6.0), CLASSES, seed=0)
+    phi, pixels = jittered(model), site.source.pixels(np.arange(3))
+    torch.testing.assert_close(
+        model.merged(phi.adapter)(pixels), model.features(phi.adapter, pixels), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_initial_adapter_changes_nothing_and_is_drawn_from_the_seed(backbone, model, site):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -31,6 +32,10 @@ _MODULES: dict[Target, str] = {
 """Where transformers' ViT keeps each projection of a block."""
 
 
+_LORA_A, _LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+"""PEFT's names for the two factors beside a target."""
+
+
 def peft_config(adapter: AdapterConfig) -> LoraConfig:
     """The adapter as PEFT writes it down."""
     return LoraConfig(
@@ -53,7 +58,8 @@ class AdaptedModel:
     ) -> None:
         self.adapter_config, self.num_classes = adapter, num_classes
         self.feature_dim = backbone.feature_dim
-        module = copy.deepcopy(backbone.model)
+        self._plain = backbone.model
+        module = _same_weights(backbone.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "adapter"))
             inject_adapter_in_model(peft_config(adapter), module)
@@ -68,7 +74,7 @@ class AdaptedModel:
         )
         for parameter in module.parameters():
             parameter.requires_grad_(False)
-        self._module = module
+        self._adapted = module
         self._skeletons = threading.local()
 
     @property
@@ -78,8 +84,22 @@ class AdaptedModel:
 
     def features(self, adapter: Tensor, pixels: Tensor) -> Tensor:
         """Class-token features (B, F) of normalised images (B, 3, S, S)."""
-        output: Any = functional_call(self._skeleton(), self.layout.unflatten(adapter), (pixels,))
-        return output.last_hidden_state[:, 0]  # type: ignore[no-any-return]
+        return _class_token(self._skeleton("adapted"), self.layout.unflatten(adapter), pixels)
+
+    @torch.no_grad()
+    def merged(self, adapter: Tensor) -> Callable[[Tensor], Tensor]:
+        """The same features for a θ that stays: W + (α/r)·BA is formed once, not per image."""
+        scale = self.adapter_config.alpha / self.adapter_config.rank
+        named = self.layout.unflatten(adapter)
+        frozen = dict(self._plain.named_parameters())
+        weights = {}
+        for name, down in named.items():
+            if (target := name.removesuffix(_LORA_A)) != name:
+                up = named[target + _LORA_B]
+                weights[f"{target}.weight"] = torch.addmm(
+                    frozen[f"{target}.weight"], up, down, alpha=scale
+                )
+        return lambda pixels: _class_token(self._skeleton("plain"), weights, pixels)
 
     def classify(self, head: Tensor, features: Tensor) -> Tensor:
         """Logits (B, C) of features (B, F)."""
@@ -90,8 +110,21 @@ class AdaptedModel:
         weight, bias = head.split([self.num_classes * self.feature_dim, self.num_classes])
         return weight.view(self.num_classes, self.feature_dim), bias
 
-    def _skeleton(self) -> nn.Module:
-        if not hasattr(self._skeletons, "module"):
-            shared = {id(p): p for p in self._module.parameters()}
-            self._skeletons.module = copy.deepcopy(self._module, memo=dict(shared))
-        return self._skeletons.module  # type: ignore[no-any-return]
+    def _skeleton(self, kind: Literal["adapted", "plain"]) -> nn.Module:
+        """This thread's own module of that kind around the shared weights."""
+        if not hasattr(self._skeletons, kind):
+            original = self._adapted if kind == "adapted" else self._plain
+            setattr(self._skeletons, kind, _same_weights(original))
+        module: nn.Module = getattr(self._skeletons, kind)
+        return module
+
+
+def _same_weights(module: nn.Module) -> nn.Module:
+    """A copy of the modules around the very same parameters."""
+    return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})
+
+
+def _class_token(module: nn.Module, weights: dict[str, Tensor], pixels: Tensor) -> Tensor:
+    output: Any = functional_call(module, weights, (pixels,))
+    feature: Tensor = output.last_hidden_state[:, 0]
+    return feature

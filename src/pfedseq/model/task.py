@@ -93,10 +93,11 @@ class ImageTask:
     def score(self, phi: Params, split: Split) -> Score:
         """Accuracy and mean cross-entropy on a split."""
         indices = getattr(self.data, split)
+        features_of = self.model.merged(phi.adapter)
         correct = loss = 0.0
         for start in range(0, len(indices), EVALUATION_BATCH):
             part = indices[start : start + EVALUATION_BATCH]
-            features = self.model.features(phi.adapter, self.source.pixels(part))
+            features = features_of(self.source.pixels(part))
             logits, labels = self.model.classify(phi.head, features), self.source.labels(part)
             correct += float((logits.argmax(1) == labels).sum())
             loss += float(cross_entropy(logits, labels, reduction="sum"))
@@ -107,10 +108,9 @@ class ImageTask:
     def _train_features(self, adapter: Tensor) -> Tensor:
         """Features of all training images under a fixed θ, computed once and kept."""
         if self._cached is None or not torch.equal(self._cached[0], adapter):
+            features_of = self.model.merged(adapter)
             features = [
-                self.model.features(
-                    adapter, self.source.pixels(self.data.train[i : i + EVALUATION_BATCH])
-                )
+                features_of(self.source.pixels(self.data.train[i : i + EVALUATION_BATCH]))
                 for i in range(0, self.num_examples, EVALUATION_BATCH)
             ]
             self._cached = (adapter.detach(), torch.cat(features))
