@@ -1,9 +1,10 @@
-"""A task whose every answer is known: L(φ) = ½ ‖φ − c‖², gradient φ − c."""
+"""Tasks whose every answer is known: L(φ) = ½ ‖φ − c‖², gradient φ − c."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from pfedseq.engines.local import LocalClients
 from pfedseq.federation import Batch, Method, MethodConfig, Part, Score, Server, Setup, Split
 from pfedseq.params import Params
+from pfedseq.seeding import torch_generator
 
 
 @dataclass
@@ -35,10 +37,57 @@ class QuadraticTask:
             gradient.head * (part != "adapter"),
         )
 
-    def score(self, phi: Params, split: Split) -> Score:
+    def loss(self, phi: Params, batch: Batch) -> float:
         difference = phi - self.center
-        loss = 0.5 * float(difference.dot(difference))
+        return 0.5 * float(difference.dot(difference))
+
+    def score(self, phi: Params, split: Split) -> Score:
+        loss = self.loss(phi, torch.tensor([0]))
         return Score(1 / (1 + loss), loss, self.num_examples)
+
+
+@dataclass
+class ScatteredTask(QuadraticTask):
+    """½ mean_k ‖φ − x_k‖² over points x_k around `center`: batches differ, their order is drawn.
+
+    The gradient on a batch is φ minus the mean of its points.
+    """
+
+    batch_size: int = 2
+    order: torch.Generator = field(default_factory=torch.Generator)
+
+    def points(self) -> Tensor:
+        """(num_examples, K·D + H), always the same."""
+        rng = torch.Generator().manual_seed(7)
+        center = self.center.flat()
+        return center + torch.randn(self.num_examples, len(center), generator=rng)
+
+    def batches(self, epochs: int) -> Iterator[Batch]:
+        for _ in range(epochs):
+            order = torch.randperm(self.num_examples, generator=self.order)
+            yield from order.split(self.batch_size)
+
+    def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:
+        mean = self.center.unflat(self.points()[batch].mean(0))
+        return QuadraticTask(mean).grad(phi, batch, part)
+
+    def loss(self, phi: Params, batch: Batch) -> float:
+        return 0.5 * float((phi.flat() - self.points()[batch]).square().sum(1).mean())
+
+
+@dataclass
+class RecordingTask:
+    """Passes everything on to `task` and keeps what gradients were asked for."""
+
+    task: QuadraticTask
+    asked: list[tuple[Params, Batch]] = field(default_factory=list)
+
+    def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:
+        self.asked.append((phi, batch))
+        return self.task.grad(phi, batch, part)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
 
 
 @dataclass
@@ -47,6 +96,18 @@ class QuadraticSite:
 
     def task(self, t: int, step: str) -> QuadraticTask:
         return self.make()
+
+
+@dataclass
+class ScatteredSite:
+    client: int
+    center: Params
+    num_examples: int
+
+    def task(self, t: int, step: str) -> ScatteredTask:
+        purpose = "personal" if step in ("evaluate", "export") else step
+        order = torch_generator(0, "batches", self.client, t, purpose)
+        return ScatteredTask(self.center, self.num_examples, order=order)
 
 
 def quadratic_federation(

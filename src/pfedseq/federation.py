@@ -56,6 +56,9 @@ class Task(Protocol):
     def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:
         """∇_φ of the mean loss over `batch`; zero outside `part`, which then costs less."""
 
+    def loss(self, phi: Params, batch: Batch) -> float:
+        """The mean loss over `batch`, of which `grad` is the gradient."""
+
     def score(self, phi: Params, split: Split) -> Score:
         """Accuracy and mean loss of φ on a split of the client's data."""
 

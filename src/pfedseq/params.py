@@ -44,6 +44,15 @@ class Params:
         """⟨φ, φ'⟩ over adapter and head together."""
         return (self.adapter * other.adapter).sum() + (self.head * other.head).sum()
 
+    def flat(self) -> Tensor:
+        """φ as one vector (K·D + H,): θ row by row, then ω."""
+        return torch.cat([self.adapter.reshape(-1), self.head])
+
+    def unflat(self, vector: Tensor) -> Params:
+        """The inverse of `flat`: a vector (K·D + H,) cut into the shapes of this φ."""
+        size = self.adapter.numel()
+        return Params(vector[:size].view_as(self.adapter), vector[size:])
+
     def isfinite(self) -> bool:
         """Whether no entry is NaN or infinite."""
         return bool(self.adapter.isfinite().all() and self.head.isfinite().all())

@@ -54,6 +54,7 @@ class ImageTask:
         self.model, self.source, self.data = model, source, data
         self.batch_size, self._order = batch_size, order
         self._cached: tuple[Tensor, Tensor] | None = None
+        self._read: tuple[Batch, Tensor, Tensor] | None = None
 
     @property
     def initial(self) -> Params:
@@ -76,18 +77,26 @@ class ImageTask:
         """∇_φ of the mean cross-entropy over the batch, shaped as φ: (K, D) and (H,)."""
         adapter = phi.adapter.detach().requires_grad_(part != "head")
         head = phi.head.detach().requires_grad_(part != "adapter")
-        indices = self.data.train[batch.numpy()]
         if part == "head":
             features = self._train_features(adapter)[batch.to(adapter.device)]
+            labels = self.source.labels(self.data.train[batch.numpy()])
         else:
-            features = self.model.features(adapter, self.source.pixels(indices))
-        loss = cross_entropy(self.model.classify(head, features), self.source.labels(indices))
+            pixels, labels = self._examples(batch)
+            features = self.model.features(adapter, pixels)
+        loss = cross_entropy(self.model.classify(head, features), labels)
         wanted = [x for x in (adapter, head) if x.requires_grad]
         gradients = iter(torch.autograd.grad(loss, wanted))
         return Params(
             next(gradients) if adapter.requires_grad else torch.zeros_like(adapter),
             next(gradients) if head.requires_grad else torch.zeros_like(head),
         )
+
+    @torch.no_grad()
+    def loss(self, phi: Params, batch: Batch) -> float:
+        """Mean cross-entropy over the batch."""
+        pixels, labels = self._examples(batch)
+        logits = self.model.classify(phi.head, self.model.features(phi.adapter, pixels))
+        return float(cross_entropy(logits, labels))
 
     @torch.no_grad()
     def score(self, phi: Params, split: Split) -> Score:
@@ -103,6 +112,16 @@ class ImageTask:
             loss += float(cross_entropy(logits, labels, reduction="sum"))
         count = max(1, len(indices))
         return Score(correct / count, loss / count, len(indices))
+
+    def _examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Pixels and labels of a batch, kept for when the same one is asked for again.
+
+        pFedMe takes K gradients on each batch: it is read and normalised once.
+        """
+        if self._read is None or self._read[0] is not batch:
+            indices = self.data.train[batch.numpy()]
+            self._read = (batch, self.source.pixels(indices), self.source.labels(indices))
+        return self._read[1], self._read[2]
 
     @torch.no_grad()
     def _train_features(self, adapter: Tensor) -> Tensor:
@@ -129,6 +148,11 @@ class ImageSite:
     seed: int
 
     def task(self, t: int, step: str) -> ImageTask:
-        """The client's objective; its batch order depends on (seed, client, round, step) alone."""
-        order = torch_generator(self.seed, "batches", self.client, t, step)
+        """The client's objective; its batch order depends on (seed, client, round, step) alone.
+
+        A personal model may depend on batches drawn for it (Per-FedAvg's): evaluating and
+        exporting draw the same, so that what is deployed is what was tested.
+        """
+        purpose = "personal" if step in ("evaluate", "export") else step
+        order = torch_generator(self.seed, "batches", self.client, t, purpose)
         return ImageTask(self.model, self.source, self.data, self.batch_size, order)

@@ -1,0 +1,11 @@
+import torch
+
+from pfedseq.params import Params
+
+
+def test_flat_is_the_adapter_row_by_row_and_then_the_head():
+    phi = Params(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0, 7.0]))
+    assert phi.flat().tolist() == [1, 2, 3, 4, 5, 6, 7]
+    again = phi.unflat(phi.flat() + 1)
+    assert again.adapter.tolist() == [[2, 3], [4, 5]]
+    assert again.head.tolist() == [6, 7, 8]
