@@ -9,7 +9,13 @@ from importlib import import_module
 from pfedseq.errors import InputError
 from pfedseq.federation import Method
 
-_MODULES = ("pfedseq", "local", "fedavg", "fedrep")
+_MODULES = (
+    "pfedseq",
+    "local",
+    "fedavg",
+    "per_fedavg",
+    "fedrep",
+)
 
 METHODS: dict[str, Method] = {
     name: import_module(f"pfedseq.methods.{name}").METHOD for name in _MODULES
