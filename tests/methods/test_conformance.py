@@ -17,7 +17,10 @@ from tests.toys import make_setup, quadratic_federation, random_centers
 CENTERS = random_centers(3)
 SIZES = (4, 2, 3)
 ROUNDS = 5
-OPTIONS = {"pfedseq": {"warmup_rounds": 2, "max_sequence_length": 2, "learner_lr": 0.01}}
+OPTIONS = {
+    "pfedseq": {"warmup_rounds": 2, "max_sequence_length": 2, "learner_lr": 0.01},
+    "pfedme": {"proximal_weight": 5.0},
+}
 
 every_method = pytest.mark.parametrize("name", METHODS)
 

@@ -14,6 +14,7 @@ _MODULES = (
     "local",
     "fedavg",
     "per_fedavg",
+    "pfedme",
     "fedrep",
 )
 

@@ -1,0 +1,83 @@
+"""What an image task reads, and when: each batch once, and the same for test and export."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from pfedseq.data.dataset import ClientData, ImageSet
+from pfedseq.methods.pfedme import PFedMeClient, PFedMeConfig
+from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.model.backbone import load_backbone
+from pfedseq.model.lora import AdaptedModel
+from pfedseq.model.task import ImageSite, ImageSource, ImageTask
+
+
+@pytest.fixture(scope="module")
+def site() -> ImageSite:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (24, 3, 32, 32), dtype=np.uint8)
+    images = ImageSet("noise", pixels, rng.integers(0, 3, 24), tuple("abc"))
+    everything = np.arange(24)
+    client = ClientData("0", everything[:10], everything[10:14], everything[14:])
+    backbone = load_backbone("random:vit-tiny", 32)
+    model = AdaptedModel(backbone, AdapterConfig(rank=2), 3, seed=0)
+    source = ImageSource(images, backbone.mean, backbone.std, torch.device("cpu"))
+    return ImageSite(0, model, source, client, batch_size=4, seed=0)
+
+
+def test_the_loss_is_the_one_that_is_differentiated(site):
+    task = site.task(1, "train")
+    batch = next(task.batches(1))
+    phi = site.model.initial
+    indices = site.data.train[batch.numpy()]
+    features = site.model.features(phi.adapter, site.source.pixels(indices))
+    expected = cross_entropy(site.model.classify(phi.head, features), site.source.labels(indices))
+    assert task.loss(phi, batch) == pytest.approx(expected.item())
+
+
+class Forgetful(ImageTask):
+    """Reads a batch anew every time it is asked for."""
+
+    def _examples(self, batch):
+        self._read = None
+        return super()._examples(batch)
+
+
+def test_inner_steps_on_one_batch_read_it_once(site, monkeypatch):
+    """pFedMe's K = 5 steps on each of 3 batches: 3 readings instead of 15, the same bits."""
+    reads = []
+    plain_pixels = ImageSource.pixels
+
+    def counted(self, indices):
+        reads.append(len(indices))
+        return plain_pixels(self, indices)
+
+    monkeypatch.setattr(ImageSource, "pixels", counted)
+
+    def train(task):
+        reads.clear()
+        initial, state = task.initial, {}
+        config = PFedMeConfig(inner_lr=0.05)
+        PFedMeClient(config, task, state).train({"adapter": initial.adapter, "head": initial.head})
+        return state, list(reads)
+
+    task = site.task(1, "train")
+    state, readings = train(task)
+    twin = site.task(1, "train")
+    naive_state, naive_readings = train(
+        Forgetful(site.model, site.source, site.data, site.batch_size, twin._order)
+    )
+    assert readings == [4, 4, 2]
+    assert naive_readings == [4] * 5 + [4] * 5 + [2] * 5
+    assert all(torch.equal(state[key], naive_state[key]) for key in naive_state)
+    assert not torch.equal(state["adapter"], site.model.initial.adapter)
+
+
+def test_testing_and_exporting_draw_the_same_batches(site):
+    def order(step, t=1):
+        return torch.cat(list(site.task(t, step).batches(1))).tolist()
+
+    assert order("evaluate") == order("export")
+    assert order("evaluate") != order("train")
+    assert order("evaluate") != order("evaluate", t=2)
