@@ -15,6 +15,7 @@ _MODULES = (
     "fedavg",
     "per_fedavg",
     "pfedme",
+    "apple",
     "fedrep",
 )
 
