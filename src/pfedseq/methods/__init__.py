@@ -16,6 +16,7 @@ _MODULES = (
     "per_fedavg",
     "pfedme",
     "apple",
+    "fedala",
     "fedrep",
 )
 

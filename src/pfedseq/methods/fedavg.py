@@ -9,6 +9,7 @@ Deviations: only the adapter and the head are tuned and averaged; the backbone i
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pfedseq.federation import (
     Client,
@@ -27,7 +28,7 @@ from pfedseq.params import Params, weighted_mean
 class FedAvgServer(Server):
     """φ ← Σ_i |D_i| / |D| · φ_i."""
 
-    persistent = ("adapter", "head")
+    persistent: ClassVar[tuple[str, ...]] = ("adapter", "head")
 
     def __init__(self, config: MethodConfig, setup: Setup) -> None:
         super().__init__(config, setup)

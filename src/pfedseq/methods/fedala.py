@@ -1,0 +1,120 @@
+"""FedALA: each client mixes the global model into its own, element by element.
+
+Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023,
+Algorithm 1.
+
+Sent down: θ and ω of the global w, once a round, in a step of its own (`receive`). Sent up: θ and ω
+of w_i. Evaluated: ŵ_i, the mixture that the client makes on receipt, once, and trains from next.
+
+Deviations: the adaptive aggregation (ALA) covers adapter and head (`part`); the pFedSeq paper says
+"adapters attached at all layers" and leaves the head open. Its data are the first s % of a fresh
+random order; the authors' code takes a contiguous stretch. The first ALA ends after
+`max_first_passes` where it does not converge. A client that missed `receive` gets w with its next
+training and mixes it in then.
+"""
+
+import math
+from statistics import pstdev
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pfedseq.federation import Client, Clients, Method, MethodConfig, Part, Reply, Setup, Tensors
+from pfedseq.methods.fedavg import FedAvgServer
+from pfedseq.optim import local_sgd
+from pfedseq.params import Params
+
+RECENT_PASSES = 10
+"""The first ALA has converged when the losses of so many passes spread little; authors: 10."""
+
+
+class FedALAConfig(MethodConfig):
+    """Options of FedALA."""
+
+    weight_lr: float = Field(0.1, gt=0, description="η_A, rate of W; paper: 0.1 of {0.001, …, 1}")
+    data_share: float = Field(0.8, gt=0, le=1, description="s, what ALA sees of D_i; authors: 0.8")
+    part: Part = Field(
+        "both", description="what ALA mixes, the rest is the global model's; authors: upper layers"
+    )
+    threshold: float = Field(
+        1.0, gt=0, description="spread of losses ending the first ALA; paper: 1"
+    )
+    max_first_passes: int = Field(100, ge=1, description="ends the first ALA in any case")
+
+
+class FedALAServer(FedAvgServer):
+    """FedAvg's, but the new model goes out at the end of the round, to be mixed before testing."""
+
+    persistent = (*FedAvgServer.persistent, "informed")
+
+    def __init__(self, config: FedALAConfig, setup: Setup) -> None:
+        super().__init__(config, setup)
+        self.informed = torch.ones(setup.num_clients, dtype=torch.bool)  # φ^0 is known to all
+
+    def run_round(self, t: int, clients: Clients) -> None:
+        """Train from ŵ_i, average, send w; only who missed the last w gets it with `train`."""
+        down = {i: {} if self.informed[i] else self.payload(i) for i in clients.ids}
+        self.update(t, clients.call("train", t, down))
+        answered = clients.call("receive", t, {i: self.payload(i) for i in clients.ids})
+        self.informed = torch.tensor([i in answered for i in range(self.setup.num_clients)])
+
+
+class FedALAClient(Client):
+    """Keeps its model w_i (ŵ_i between receipt and training) and the weights W_i, both flat."""
+
+    config: FedALAConfig
+
+    def train(self, down: Tensors) -> Reply:
+        """w_i ← SGD(ŵ_i; D_i)."""
+        if down:
+            self.receive(down)
+        phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
+        self.state["model"] = phi.flat()
+        return Reply({"adapter": phi.adapter, "head": phi.head})
+
+    def receive(self, down: Tensors) -> Reply:
+        """w_i ← ŵ_i; the first model that comes is taken as it is."""
+        new = Params(down["adapter"], down["head"]).flat()
+        if "model" in self.state:
+            new, self.state["weights"] = self.aggregate(self.state["model"], new)
+        self.state["model"] = new
+        return Reply()
+
+    def aggregate(self, own: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+        """ŵ = w_i + (w − w_i) ⊙ W, W ← clip(W − η_A ∇L(ŵ) ⊙ (w − w_i), 0, 1); gives ŵ and W.
+
+        One pass over the sample; the first time as many as it takes to converge.
+        """
+        first = "weights" not in self.state
+        weights = self.state.get("weights", torch.ones_like(own))
+        batches, losses = self.sample(), list[float]()
+        for _ in range(self.config.max_first_passes if first else 1):
+            for batch in batches:
+                mixed = self.task.initial.unflat(torch.lerp(own, new, weights))
+                slope = self.task.grad(mixed, batch, self.config.part).flat() * (new - own)
+                weights = (weights - self.config.weight_lr * slope).clamp(0, 1)
+            if first:
+                losses.append(self.task.loss(mixed, batches[-1]))
+                recent = losses[-RECENT_PASSES:]
+                if len(losses) > RECENT_PASSES and pstdev(recent) < self.config.threshold:
+                    break
+        return torch.lerp(own, new, weights), weights
+
+    def sample(self) -> list[Tensor]:
+        """Batches of s % of the training data, in a random order."""
+        batches = list(self.task.batches(1))
+        order, size = torch.cat(batches), len(batches[0])
+        order = order[: math.ceil(self.config.data_share * len(order))]
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def personal(self, down: Tensors) -> Params:
+        """ŵ_i; before the first round the model that all start from."""
+        if "model" in self.state:
+            return self.task.initial.unflat(self.state["model"])
+        return Params(down["adapter"], down["head"]) if down else self.task.initial
+
+
+METHOD = Method(
+    "fedala", FedALAServer, FedALAClient, FedALAConfig, "FedALA", "learned elementwise mixing"
+)
