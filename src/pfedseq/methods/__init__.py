@@ -18,6 +18,7 @@ _MODULES = (
     "apple",
     "fedala",
     "fedrep",
+    "ditto",
 )
 
 METHODS: dict[str, Method] = {
