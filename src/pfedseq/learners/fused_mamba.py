@@ -1,6 +1,6 @@
 """The fused CPU kernel of the Mamba network as a differentiable function.
 
-`mamba_kernel.c` runs the whole network on rows of D that stay in cache, forward and backward, and
+`mamba_kernel` runs the whole network on rows of D that stay in cache, forward and backward, and
 keeps nothing between the two; see docs/learner_kernel.md. It is an optional extension, opened by
 ctypes, which releases the GIL: the work is divided into (layer, chunk of D) and spread over plain
 threads. The chunks are of a fixed size and their weight gradients are added in a fixed order, so
@@ -35,7 +35,7 @@ _CHUNK_ROWS = 512
 
 
 class _Call(ctypes.Structure):
-    """The struct `Call` of mamba_kernel.c."""
+    """The struct `Call` of mamba_kernel/kernel.c."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64)

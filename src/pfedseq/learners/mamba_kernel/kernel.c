@@ -1,9 +1,9 @@
 /* The fused Mamba network for the CPU: entry points and the choice of instruction set.
 
-   `mamba_kernel_lanes.h` is the kernel. It is compiled here once per instruction set, each time
-   with another number of lanes, and the caller names the variant it wants (see fused_mamba.py).
-   GNU vector extensions are used throughout, so GCC and Clang compile it on any processor; the
-   baseline variant is what x86-64 without AVX2, and arm64, use. */
+   `lanes.h` is the kernel and states the formulas. It is compiled here once per instruction set,
+   each time with another number of lanes, and the caller names the variant it wants (see
+   fused_mamba.py). GNU vector extensions are used throughout, so GCC and Clang compile it for any
+   processor; the baseline variant is what arm64, and x86-64 without AVX2, use. */
 
 #include <math.h>
 #include <stdint.h>
@@ -11,9 +11,10 @@
 #include <string.h>
 
 #if defined(__x86_64__)
-#define HAS_X86_VARIANTS 1
+#include <immintrin.h>
+#define X86 1
 #else
-#define HAS_X86_VARIANTS 0
+#define X86 0
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -70,52 +71,38 @@ static Offsets offsets_of(const Call *call)
     return at;
 }
 
-/* Numbers below 1e-38 are flushed to zero while the kernel runs: states that decay towards zero
-   pass through that range, where some processors are a hundred times slower. NaN is untouched. */
-static uint32_t flush_tiny_numbers(void)
-{
-#if HAS_X86_VARIANTS
-    const uint32_t before = __builtin_ia32_stmxcsr();
-    __builtin_ia32_ldmxcsr(before | 0x8040);
-    return before;
-#else
-    return 0;
-#endif
-}
-
-static void restore_tiny_numbers(uint32_t before)
-{
-#if HAS_X86_VARIANTS
-    __builtin_ia32_ldmxcsr(before);
-#else
-    (void)before;
-#endif
-}
-
+/* Per variant: LANES, TARGET (the functions' instruction set), NAME (their suffix), and
+   AT_LEAST(low, t), the larger of the two, or t where t is NaN. */
 #define LANES 4
 #define TARGET
 #define NAME(name) name##_baseline
-#include "mamba_kernel_lanes.h"
+#define AT_LEAST(low, t) choose((t) < (low), (low), (t))
+#include "lanes.h"
 #undef LANES
 #undef TARGET
 #undef NAME
+#undef AT_LEAST
 
-#if HAS_X86_VARIANTS
+#if X86
 #define LANES 8
 #define TARGET __attribute__((target("avx2,fma")))
 #define NAME(name) name##_avx2
-#include "mamba_kernel_lanes.h"
+#define AT_LEAST(low, t) ((vec)_mm256_max_ps((__m256)(low), (__m256)(t)))
+#include "lanes.h"
 #undef LANES
 #undef TARGET
 #undef NAME
+#undef AT_LEAST
 
 #define LANES 16
 #define TARGET __attribute__((target("avx512f,avx512dq")))
 #define NAME(name) name##_avx512
-#include "mamba_kernel_lanes.h"
+#define AT_LEAST(low, t) ((vec)_mm512_max_ps((__m512)(low), (__m512)(t)))
+#include "lanes.h"
 #undef LANES
 #undef TARGET
 #undef NAME
+#undef AT_LEAST
 #endif
 
 enum { BASELINE = 0, AVX2 = 1, AVX512 = 2 };
@@ -123,7 +110,7 @@ enum { BASELINE = 0, AVX2 = 1, AVX512 = 2 };
 /* The best variant that this processor runs; every lower one runs as well. */
 int pfedseq_best_variant(void)
 {
-#if HAS_X86_VARIANTS
+#if X86
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) return AVX512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
@@ -131,15 +118,37 @@ int pfedseq_best_variant(void)
     return BASELINE;
 }
 
+/* Numbers below 1e-38 are flushed to zero while the kernel runs: states that decay towards zero
+   pass through that range, where some processors are a hundred times slower. NaN is untouched. */
+static unsigned flush_tiny_numbers(void)
+{
+#if X86
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(before | 0x8040);
+    return before;
+#else
+    return 0;
+#endif
+}
+
+static void restore_tiny_numbers(unsigned before)
+{
+#if X86
+    _mm_setcsr(before);
+#else
+    (void)before;
+#endif
+}
+
 /* output (N, rows): the sum of the blocks' outputs at the last step. Returns 0, or 1 if memory is
    short. */
 int pfedseq_mamba_forward(int variant, const Call *call, const float *weights,
                           const float *window, float *output)
 {
-    const uint32_t before = flush_tiny_numbers();
+    const unsigned before = flush_tiny_numbers();
     int failed;
     switch (variant) {
-#if HAS_X86_VARIANTS
+#if X86
     case AVX512: failed = forward_avx512(call, weights, window, output); break;
     case AVX2: failed = forward_avx2(call, weights, window, output); break;
 #endif
@@ -155,10 +164,10 @@ int pfedseq_mamba_backward(int variant, const Call *call, const float *weights,
                            const float *window, const float *grad_output, float *grad_weights,
                            float *grad_window)
 {
-    const uint32_t before = flush_tiny_numbers();
+    const unsigned before = flush_tiny_numbers();
     int failed;
     switch (variant) {
-#if HAS_X86_VARIANTS
+#if X86
     case AVX512:
         failed = backward_avx512(call, weights, window, grad_output, grad_weights, grad_window);
         break;
