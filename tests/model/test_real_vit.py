@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from pfedseq.model.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, load_backbone
 from pfedseq.pretraining.probe import extract_features
-from tests.model.timm_forward import plain_forward
+from tests.model.timm_vit import plain_forward
 
 SHARED_DATA = Path(
     os.environ.get("PFEDSEQ_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared/data")

@@ -113,9 +113,9 @@ def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
             f"Backbone {name!r} cuts images into patches of {patch} pixels, so image_size must be "
             f"a multiple of {patch}, not {image_size}."
         )
-    config = ViTConfig.from_dict(weights.config.to_dict())
-    config.image_size = image_size
-    config._attn_implementation = "sdpa"
+    config = ViTConfig.from_dict(
+        {**weights.config.to_dict(), "image_size": image_size}, attn_implementation="sdpa"
+    )
     positions = "embeddings.position_embeddings"
     state = dict(weights.state)
     state[positions] = interpolate_positions(state[positions], image_size // patch)
@@ -173,6 +173,14 @@ def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
         raise InputError(
             f"Backbone {name!r} has model_type {config.get('model_type')!r} in its config.json; "
             "only 'vit' fits (DeiT without distillation and DINO version 1 are 'vit')."
+        )
+    keys = ("image_size", "patch_size", "num_channels")
+    geometry = {key: config[key] for key in keys if key in config}
+    square = all(isinstance(value, int) for value in geometry.values())
+    if not square or geometry.get("num_channels", 3) != 3:
+        raise InputError(
+            f"Backbone {name!r} has {geometry} in its config.json; square images and patches "
+            "(one number each) and 3 channels are needed."
         )
     processor = cached_file(
         name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False
