@@ -20,6 +20,7 @@ from tests.model.timm_vit import (
     HEADS,
     PATCH,
     SIDE,
+    Bomb,
     assert_close,
     plain_forward,
     some_images,
@@ -142,6 +143,26 @@ def test_folder_with_todays_names(tmp_path: Path, reference: ViTModel) -> None:
     save_file(reference.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
     images = some_images(16)
     assert_close(tokens_of(tmp_path, images), expected_tokens(reference, images))
+
+
+def test_half_precision_folder_is_read_as_float32(tmp_path: Path, reference: ViTModel) -> None:
+    reference.half().save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["layernorm.weight"].dtype == torch.float16
+    model = load_backbone(str(tmp_path)).model
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_folder_with_a_pytorch_bin_is_read_without_executing_it(
+    tmp_path: Path, reference: ViTModel
+) -> None:
+    reference.config.save_pretrained(tmp_path)
+    torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
+    images = some_images(16)
+    assert_close(tokens_of(tmp_path, images), expected_tokens(reference, images))
+    torch.save({"layernorm.weight": Bomb(tmp_path / "exploded")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match="objects beyond tensors, which are never executed"):
+        load_backbone(str(tmp_path))
+    assert not (tmp_path / "exploded").exists()
 
 
 def test_folder_of_a_classifier_drops_the_classifier(tmp_path: Path) -> None:

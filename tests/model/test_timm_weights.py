@@ -17,6 +17,7 @@ from tests.model.timm_vit import (
     DEPTH,
     HEADS,
     WIDTH,
+    Bomb,
     assert_close,
     plain_forward,
     some_images,
@@ -231,16 +232,6 @@ def test_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
         load_backbone(str(path))
 
 
-class Bomb:
-    """What a hostile pickle would do: touch a file while it is being loaded."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self):
-        return Path.touch, (self.target,)
-
-
 def test_pickled_objects_are_never_executed(tmp_path: Path) -> None:
     exploded = tmp_path / "exploded"
     torch.save({"model": Bomb(exploded)}, tmp_path / "vit.pth")
@@ -252,6 +243,15 @@ def test_pickled_objects_are_never_executed(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="file of plain tensors"):
             load_backbone(str(tmp_path / file))
     assert not exploded.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04garbage"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".pth"])
+def test_garbage_is_refused_with_a_reason(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"vit{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"is not a readable {suffix} file of plain tensors: \S"):
+        load_backbone(str(path))
 
 
 def test_checkpoint_with_other_things_than_tensors_is_refused(tmp_path: Path) -> None:

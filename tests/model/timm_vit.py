@@ -99,3 +99,13 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 def without(key: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
     """A change to a checkpoint: leave one tensor out."""
     return lambda t: {k: v for k, v in t.items() if k != key}
+
+
+class Bomb:
+    """What a hostile pickle would do: touch a file while it is being loaded."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.target,)

@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional
 from transformers import ViTConfig, ViTModel
 from transformers.utils import cached_file, logging
 
 from pfedseq.errors import InputError
-from pfedseq.model.timm_weights import SUFFIXES, VitWeights, name_some, read_timm_file
+from pfedseq.model.timm_weights import (
+    SUFFIXES,
+    UNREADABLE,
+    VitWeights,
+    name_some,
+    read_timm_file,
+    reason,
+)
 
 Channels = tuple[float, float, float]
 
@@ -199,8 +205,8 @@ def _transformers_weights(name: str) -> VitWeights:
                 weights_only=True,
                 dtype=torch.float32,
             )
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise InputError(f"Backbone {name!r} cannot be read: {_first_line(error)}") from error
+    except UNREADABLE as error:
+        raise InputError(f"Backbone {name!r} cannot be read: {reason(error)}") from error
     missing = sorted(report["missing_keys"])
     unexpected = sorted(key for key in report["unexpected_keys"] if not _is_head(key))
     if missing or unexpected:
@@ -225,7 +231,7 @@ def _find(name: str, filename: str) -> str:
     except OSError as error:
         raise InputError(
             f"Backbone {name!r} has no {filename} that can be read (a folder, or a model hub that "
-            f"this machine can reach, is needed): {_first_line(error)}"
+            f"this machine can reach, is needed): {reason(error)}"
         ) from error
     if path is None:
         raise InputError(f"Backbone folder {name!r} has no {filename}.")
@@ -282,7 +288,3 @@ def _quiet_transformers(progress_bar: bool) -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]

@@ -26,6 +26,11 @@ from pfedseq.model.vit_naming import AUGREG, TIMM, Naming
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 HEAD_WIDTH = 64
 """Every ViT of the paper's family has attention heads of this width."""
+UNREADABLE = (
+    *(OSError, EOFError, KeyError, ValueError, TypeError, RuntimeError),
+    *(SafetensorError, UnpicklingError, zipfile.BadZipFile),
+)
+"""What readers of weights raise at a broken or hostile file."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,13 @@ def read_timm_file(path: Path, num_heads: int | None) -> VitWeights:
     return VitWeights(config, _convert(tensors, naming, config, path))
 
 
+def reason(error: Exception) -> str:
+    """Why a file could not be read, as the end of a sentence."""
+    if isinstance(error, UnpicklingError):
+        return "it is damaged, or holds Python objects beyond tensors, which are never executed."
+    return str(error).strip().split("\n", 1)[0] or "it ends too early."
+
+
 def name_some(names: list[str]) -> str:
     """The first few of many names, as a piece of a sentence."""
     if not names:
@@ -57,8 +69,6 @@ def name_some(names: list[str]) -> str:
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of the file in float32; no pickled object is ever executed."""
-    unreadable = (OSError, EOFError, KeyError, ValueError, TypeError, RuntimeError)
-    corrupt = (SafetensorError, UnpicklingError, zipfile.BadZipFile)
     try:
         if path.suffix == ".safetensors":
             tensors = load_file(path)
@@ -69,10 +79,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             tensors = _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
     except InputError:
         raise
-    except (*unreadable, *corrupt) as error:
-        reason = str(error).strip().split("\n", 1)[0]
+    except UNREADABLE as error:
         raise InputError(
-            f"{path} is not a readable {path.suffix} file of plain tensors: {reason}"
+            f"{path} is not a readable {path.suffix} file of plain tensors: {reason(error)}"
         ) from error
     return {key: tensor.float() for key, tensor in tensors.items()}
 
