@@ -23,7 +23,9 @@ def open_omniglot(location: Location) -> Source:
     """All drawings, from the two archives or from the folders they unpack to."""
     path = location.folder_or_archive("the folder of images_background and images_evaluation")
     tree = FileTree(path, open_zips=True)
-    entries = [_entry(name, path) for name in tree.images() if _part_of(name)]
+    # Keyed by the end of the path: some keep the archives beside the folders they unpacked to.
+    drawings = {PurePosixPath(n).parts[-4:]: n for n in tree.images() if _part_of(n)}
+    entries = [_entry(drawings[place], path) for place in sorted(drawings)]
     for part in _PARTS:
         if not any(_part_of(entry.member) == part for entry in entries):
             raise InputError(
@@ -43,7 +45,7 @@ def open_omniglot(location: Location) -> Source:
 def _part_of(name: str) -> str | None:
     """Which of the two parts a file belongs to; macOS copies and strays belong to none."""
     parts = PurePosixPath(name).parts
-    return next((part for part in _PARTS if part in parts[:-3]), None)
+    return parts[-4] if len(parts) >= 4 and parts[-4] in _PARTS else None
 
 
 def _entry(name: str, path: Path) -> Entry:
