@@ -152,6 +152,15 @@ def test_balanced_dirichlet_replays_pfllib_index_by_index(labels, num_clients, a
         assert [*split.train, *split.validation] == train
 
 
+def test_cifar100s_client_sizes_are_those_of_pfllibs_seed():
+    """The sizes depend on the class counts alone; an independent replay of PFLlib found
+    5,111 to 6,326 images per client."""
+    rng = np.random.RandomState(1)
+    parts = partition.dirichlet(np.repeat(np.arange(100), 600), 10, 0.1, rng, balanced=True)
+    sizes = sorted(map(len, parts))
+    assert (sizes[0], sizes[-1]) == (5_111, 6_326)
+
+
 def test_pfllib_replay_covers_redraws():
     """Twenty digits clients need more than one draw, so the replay above tests the redraw too."""
     *_, tries = pfllib_replay(load_digits().target, 20, 0.1, 40)

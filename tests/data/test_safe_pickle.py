@@ -27,7 +27,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(value=plain, protocol=st.integers(0, 5))
 def test_plain_data_comes_back_in_every_protocol(value, protocol):
     assert read_pickle(pickle.dumps(value, protocol), "here") == value

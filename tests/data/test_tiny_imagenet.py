@@ -65,10 +65,15 @@ def test_an_unpacked_folder_is_the_same(sample, tmp_path):
 
 
 def test_broken_copies_are_one_sentence_and_leave_nothing(sample, tmp_path):
-    with zipfile.ZipFile(sample) as archive:
-        notes = archive.read(f"{ROOT}val/val_annotations.txt")
-        image = next(name for name in archive.namelist() if "/train/" in name)
     annotations = f"{ROOT}val/val_annotations.txt"
+    with zipfile.ZipFile(sample) as archive:
+        notes = b"".join(archive.read(annotations).splitlines(keepends=True)[:3])
+        image = next(name for name in archive.namelist() if "/train/" in name)
+    kept = {image, f"{ROOT}wnids.txt", *(f"{ROOT}val/images/val_{n}.JPEG" for n in (0, 1, 10))}
+    sample = copy_zip(
+        sample, tmp_path / "few.zip", change={annotations: notes}, keep=lambda n: n in kept
+    )
+    assert len(open_tiny_imagenet(locate(str(sample))).labels) == 4
     copies = [
         (copy_zip(sample, tmp_path / "1.zip", change={annotations: None}), "has no .*annotations"),
         (copy_zip(sample, tmp_path / "2.zip", change={f"{ROOT}wnids.txt": None}), "no .*wnids.txt"),

@@ -98,7 +98,8 @@ def _write(path: Path, figure: Figure) -> None:
             figure.savefig(file, format="png", dpi=130)
         temporary.replace(path)
     except OSError as fault:
-        temporary.unlink(missing_ok=True)
+        if temporary.exists():
+            temporary.unlink()
         raise InputError(f"cannot write {path}: {fault.strerror}") from fault
 
 

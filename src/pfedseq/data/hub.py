@@ -41,15 +41,13 @@ def table_of_splits(where: str, splits: Mapping[str, Any]) -> Table:
 
     names = sorted(splits, key=lambda name: (name != "train", name))
     features = splits[names[0]].features
-    images = tuple(name for name, kind in features.items() if isinstance(kind, datasets.Image))
-    undecoded = {
-        name: splits[name].cast(
-            datasets.Features(
-                {**features, **{column: datasets.Image(decode=False) for column in images}}
-            )
-        )
-        for name in names
-    }
+    images = tuple(name for name, kind in features.items() if _holds_images(kind))
+    undecoded = {name: splits[name] for name in names}
+    for column in images:
+        if isinstance(features[column], datasets.Image):
+            as_bytes = datasets.Image(decode=False)
+            for name in names:
+                undecoded[name] = undecoded[name].cast_column(column, as_bytes)
     columns = {}
     for column, kind in features.items():
         if isinstance(kind, datasets.ClassLabel) or _is_plain(kind):
@@ -64,6 +62,13 @@ def table_of_splits(where: str, splits: Mapping[str, Any]) -> Table:
         image_columns=images,
         blocks=partial(_blocks, where, undecoded),
     )
+
+
+def _holds_images(kind: Any) -> bool:
+    """An image column, or, where a file lacks the hub's metadata, its bare struct(bytes, path)."""
+    import datasets
+
+    return isinstance(kind, datasets.Image) or (isinstance(kind, dict) and "bytes" in kind)
 
 
 def _is_plain(kind: Any) -> bool:
