@@ -114,7 +114,9 @@ def test_what_cannot_be_prepared_says_why(tmp_path, monkeypatch):
         locate("./no/such")
     assert locate("uoft-cs/cifar100").hub_id == "uoft-cs/cifar100"
     on_the_hub = DataConfig(name="hub", source="someone/something", store=tmp_path)
-    with pytest.raises(InputError, match="run `pfedseq data prepare hub --from someone/something"):
+    with pytest.raises(
+        InputError, match="no file or folder someone/something; if it is a hub data"
+    ):
         prepared_images(on_the_hub)
     with pytest.raises(
         InputError, match=r"there is no file or folder a/b: expected the folder of i"

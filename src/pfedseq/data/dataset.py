@@ -20,7 +20,7 @@ class ImageSet:
     """(n,) the natural client of each image (drawer, domain), where the data names one."""
     owner_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None
-    """(n,) the source's own test images, where its split is to be kept (DomainNet)."""
+    """(n,) the source's own test images, where it has any; used with `data.keep_test_split`."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,12 @@ def open_domainnet(location: Location) -> Source:
     table = location.table()
     if table is not None:
         return source_of_table(
-            "domainnet", table, label_column="label", owner_column="domain", only_classes=CLASSES
+            "domainnet",
+            table,
+            label_column="label",
+            owner_column="domain",
+            only_classes=CLASSES,
+            known_owners=DOMAINS,
         )
     path = location.folder_or_archive("the folder of DomainNet's domains")
     tree = FileTree(path, open_zips=True)

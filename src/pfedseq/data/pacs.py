@@ -18,7 +18,12 @@ def open_pacs(location: Location) -> Source:
     table = location.table()
     if table is not None:
         source = source_of_table(
-            "pacs", table, label_column="label", owner_column="domain", only_classes=CLASSES
+            "pacs",
+            table,
+            label_column="label",
+            owner_column="domain",
+            only_classes=CLASSES,
+            known_owners=DOMAINS,
         )
         return compare_with_full(source, SIZES, by="owner", where=str(location))
     path = location.folder_or_archive("PACS.zip or its folder")

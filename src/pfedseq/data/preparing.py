@@ -84,7 +84,10 @@ def prepared_images(config: DataConfig, report: Report = silent) -> ImageSet:
     folder = _store_folder(config, location)
     if not _is_current(folder, location):
         if location.path is None:
-            raise InputError(_ask_to_prepare(config))
+            raise InputError(
+                f"there is no file or folder {config.source}; if it is a hub data set, "
+                f"run {_prepare_command(config)} first"
+            )
         _make(config, location, folder, AUTOMATIC_BYTES, report)
     return open_store(folder)
 
@@ -155,8 +158,12 @@ def _only_store(config: DataConfig) -> Path:
 
 
 def _ask_to_prepare(config: DataConfig) -> str:
-    place = config.source or "PATH"
     return (
         f"{config.name} is not prepared at {config.image_size} px in {_stores(config)}: run "
-        f"`pfedseq data prepare {config.name} --from {place} --size {config.image_size}`"
+        f"{_prepare_command(config)}"
     )
+
+
+def _prepare_command(config: DataConfig) -> str:
+    place = config.source or "PATH"
+    return f"`pfedseq data prepare {config.name} --from {place} --size {config.image_size}`"

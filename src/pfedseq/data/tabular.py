@@ -22,11 +22,13 @@ def source_of_table(
     owner_column: str | None = None,
     class_names: Sequence[str] | None = None,
     only_classes: Sequence[str] | None = None,
+    known_owners: Sequence[str] | None = None,
 ) -> Source:
     """The labelled images of a table.
 
     `class_names` are the data set's published names, used where the files carry none;
-    `only_classes` keeps the rows of those classes and numbers them in that order.
+    `only_classes` keeps the rows of those classes and numbers them in that order; `known_owners`
+    numbers the owners in its order, whatever the file's, and refuses others.
     """
     image_column = _choose(table, image_column, table.image_columns, "image")
     label_column = _choose(
@@ -35,14 +37,23 @@ def source_of_table(
     labels, names = _numbered(table, label_column, class_names)
     rows = np.arange(len(labels))
     if only_classes is not None:
-        rows, labels = _keep_classes(table, labels, names, only_classes)
-        names = tuple(only_classes)
+        labels, names = _renumbered(table, labels, names, only_classes), tuple(only_classes)
+        rows = np.flatnonzero(labels >= 0)
+        labels = labels[rows]
     owners: NDArray[np.int64] | None = None
     owner_names: tuple[str, ...] = ()
     if owner_column is not None:
         _choose(table, owner_column, [], "owner")
-        all_owners, owner_names = _numbered(table, owner_column, None)
-        owners = all_owners[rows]
+        owners, owner_names = _numbered(table, owner_column, None)
+        if known_owners is not None:
+            owners = _renumbered(table, owners, owner_names, known_owners)
+            owner_names = tuple(known_owners)
+        owners = owners[rows]
+        if (owners < 0).any():
+            raise InputError(
+                f"column {owner_column} of {table.where} has other values than "
+                f"{', '.join(owner_names)}"
+            )
     is_test = np.isin(table.splits, _test_splits(table.splits))[rows]
     return Source(
         name=name,
@@ -109,19 +120,16 @@ def _numbered(
     return column.values.astype(np.int64), tuple(names)
 
 
-def _keep_classes(
-    table: Table, labels: NDArray[np.int64], names: Sequence[str], wanted: Sequence[str]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows of the wanted classes, and their labels as places in `wanted`."""
+def _renumbered(
+    table: Table, numbers: NDArray[np.int64], names: Sequence[str], wanted: Sequence[str]
+) -> NDArray[np.int64]:
+    """The same names as places in `wanted`, and -1 for those that are not in it."""
     spelled = [name.lower().replace(" ", "_") for name in names]
     missing = [name for name in wanted if name not in spelled]
     if missing:
-        raise InputError(f"{table.where} has no class {missing[0]!r}")
-    new_number = np.full(len(names), -1)
-    for number, name in enumerate(wanted):
-        new_number[spelled.index(name)] = number
-    rows = np.flatnonzero(new_number[labels] >= 0)
-    return rows, new_number[labels[rows]]
+        raise InputError(f"{table.where} has no {missing[0]!r} among {', '.join(names[:8])}, …")
+    place = {name: number for number, name in enumerate(wanted)}
+    return np.array([place.get(name, -1) for name in spelled], dtype=np.int64)[numbers]
 
 
 def _test_splits(splits: NDArray[np.str_]) -> list[str]:
