@@ -1,6 +1,5 @@
 import sys
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +14,8 @@ from pfedseq.data.parquet import read_table
 from pfedseq.data.preparing import prepare_data
 from pfedseq.data.tabular import source_of_table
 from pfedseq.errors import InputError
+
+datasets = pytest.importorskip("datasets", reason="the hub extra is not installed")
 
 WRITERS = ["ann", "bob", "cid"]
 

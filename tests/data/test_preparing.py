@@ -124,6 +124,17 @@ def test_what_cannot_be_prepared_says_why(tmp_path, monkeypatch):
         prepare_data(DataConfig(name="omniglot", source="a/b", store=tmp_path))
 
 
+def test_a_source_without_images_is_refused(tmp_path):
+    (tmp_path / "val").mkdir()
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/readme.txt").write_text("none here")
+    (tmp_path / "val/val_annotations.txt").write_text("")
+    (tmp_path / "wnids.txt").write_text("\n".join(f"n{number}" for number in range(200)))
+    empty = DataConfig(name="tiny_imagenet", source=str(tmp_path), store=tmp_path / "store")
+    with pytest.raises(InputError, match="has no images of tiny_imagenet in it"):
+        prepare_data(empty)
+
+
 def test_every_configurable_name_is_registered():
     names = DataConfig.model_fields["name"].annotation.__args__
     assert set(DATA_SETS) == set(names)

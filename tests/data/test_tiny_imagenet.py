@@ -1,7 +1,6 @@
 import io
 import zipfile
 
-import datasets
 import numpy as np
 import pytest
 from data_samples import copy_zip, png, truncated
@@ -113,6 +112,7 @@ def test_broken_copies_are_one_sentence_and_leave_nothing(sample, tmp_path):
 
 
 def test_the_hubs_parquet_is_read(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="the hub extra is not installed")
     names = [f"n{number:08d}" for number in range(200)]
     features = datasets.Features(
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}

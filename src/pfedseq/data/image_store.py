@@ -99,9 +99,9 @@ def write_store(
     with _only_one(folder):
         if is_finished(folder) and plan.items() <= read_manifest(folder).items():
             return  # another process was faster
-        journal = _start_or_continue(workplace, plan, source, image_size)
+        done = _start_or_continue(workplace, plan, source, image_size)
         try:
-            _decode_blocks(source, workplace, journal, report)
+            _decode_blocks(source, workplace, done, report)
         except InputError:
             shutil.rmtree(workplace)
             raise
@@ -111,7 +111,7 @@ def write_store(
 
 def _start_or_continue(
     workplace: Path, plan: dict[str, Any], source: Source, size: int
-) -> dict[int, int]:
+) -> set[int]:
     """Make the working folder, or find in one of the same plan the blocks that are done."""
     plan_text = json.dumps(plan, sort_keys=True)
     plan_file = workplace / "plan.json"
@@ -138,14 +138,14 @@ def _start_or_continue(
     except OSError as fault:
         shutil.rmtree(workplace, ignore_errors=True)
         raise InputError(f"cannot write to {workplace.parent}: {fault.strerror}") from fault
-    return {}
+    return set()
 
 
-def _verified_blocks(source: Source, workplace: Path) -> dict[int, int]:
+def _verified_blocks(source: Source, workplace: Path) -> set[int]:
     """The journal's blocks whose pixels are really on disk (a crash may have lost some)."""
     images = np.load(workplace / "images.npy", mmap_mode="r")
     places = _places(source)
-    done = {}
+    done = set()
     journal = workplace / "journal.txt"
     lines = journal.read_text().splitlines() if journal.is_file() else []
     for line in lines:
@@ -153,7 +153,7 @@ def _verified_blocks(source: Source, workplace: Path) -> dict[int, int]:
         if number.isdigit() and checksum.isdigit() and int(number) < len(places):
             start, stop = places[int(number)]
             if _crc32(images[start:stop]) == int(checksum):
-                done[int(number)] = int(checksum)
+                done.add(int(number))
     return done
 
 
@@ -162,7 +162,7 @@ def _places(source: Source) -> list[tuple[int, int]]:
     return [(stop - block.size, stop) for block, stop in zip(source.blocks, stops, strict=True)]
 
 
-def _decode_blocks(source: Source, workplace: Path, done: dict[int, int], report: Report) -> None:
+def _decode_blocks(source: Source, workplace: Path, done: set[int], report: Report) -> None:
     images = np.lib.format.open_memmap(workplace / "images.npy", "r+")
     places = _places(source)
     finished = sum(source.blocks[number].size for number in done)

@@ -100,6 +100,8 @@ def _make(
     report("looking through the source", 0, 1)
     origin = {"source": str(location), "fingerprint": location.fingerprint()}
     source = opener(config, location)
+    if len(source.labels) == 0:
+        raise InputError(f"{location} has no images of {config.name} in it")
     report("looking through the source", 1, 1)
     size = len(source.labels) * 3 * config.image_size**2
     if limit is not None and size > limit:

@@ -30,7 +30,7 @@ def _open_hub(config: DataConfig, location: Location) -> Source:
     if table is None:
         raise InputError(f"{location} has no parquet files in it; for image files use name folder")
     return source_of_table(
-        str(config.source),
+        str(location) if location.path is None else location.path.stem,
         table,
         image_column=config.image_column,
         label_column=config.label_column,
