@@ -19,7 +19,7 @@ MAX_DRAWS = 1000
 """Dirichlet draws tried before a partition is called impossible."""
 
 
-def pflib_min_samples(num_images: int, num_clients: int) -> int:
+def pfllib_min_samples(num_images: int, num_clients: int) -> int:
     """PFLlib's smallest client: a test batch of 10 at a test share of 1/4, or half an equal share.
 
     int(min(10 / 0.25, num_images / num_clients / 2)), but never less than one image.
@@ -44,7 +44,7 @@ def dirichlet(
     """
     _check_client_count(len(labels), num_clients)
     if min_samples is None:
-        min_samples = pflib_min_samples(len(labels), num_clients)
+        min_samples = pfllib_min_samples(len(labels), num_clients)
     if num_clients * min_samples > len(labels):
         raise InputError(
             f"{len(labels)} images cannot give {num_clients} clients at least {min_samples} each: "
