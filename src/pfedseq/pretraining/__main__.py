@@ -12,7 +12,7 @@ from transformers import ViTModel
 from transformers.utils import logging
 
 from pfedseq.model.backbone import load_backbone
-from pfedseq.pretraining.probe import digit_probe_accuracy
+from pfedseq.pretraining.probe import digit_probe_accuracies
 from pfedseq.pretraining.training import PIXEL_MEAN, PIXEL_STD, PretrainingSettings, pretrain
 
 
@@ -38,8 +38,7 @@ def main() -> None:
     save(model, arguments.out)
     print(f"Wrote {arguments.out} after {(time.monotonic() - start) / 60:.1f} minutes.")
     for name in ("random:demo", str(arguments.out)):
-        backbone = load_backbone(name)
-        many, few = digit_probe_accuracy(backbone), digit_probe_accuracy(backbone, train_size=200)
+        many, few = digit_probe_accuracies(load_backbone(name))
         print(f"Linear probe on digits, {name}: {many:.1%} (200 training images: {few:.1%})")
 
 
