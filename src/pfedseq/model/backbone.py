@@ -202,6 +202,7 @@ def _transformers_weights(name: str) -> VitWeights:
                 name,
                 add_pooling_layer=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that they are reported by name, and refused here
                 weights_only=True,
                 dtype=torch.float32,
             )
@@ -209,10 +210,12 @@ def _transformers_weights(name: str) -> VitWeights:
         raise InputError(f"Backbone {name!r} cannot be read: {reason(error)}") from error
     missing = sorted(report["missing_keys"])
     unexpected = sorted(key for key in report["unexpected_keys"] if not _is_head(key))
-    if missing or unexpected:
+    misshapen = sorted(f"{key} {tuple(shape)}" for key, shape, _ in report["mismatched_keys"])
+    if missing or unexpected or misshapen:
         raise InputError(
-            f"Backbone {name!r} is not a whole ViT: "
-            f"missing {name_some(missing)}; unexpected {name_some(unexpected)}."
+            f"Backbone {name!r} is not a whole ViT: missing {name_some(missing)}; unexpected "
+            f"{name_some(unexpected)}; of another shape than its config says: "
+            f"{name_some(misshapen)}."
         )
     return VitWeights(model.config, dict(model.state_dict()))
 
