@@ -1,5 +1,6 @@
 """The Mamba learner: every path against the step-by-step reference, and against public Mambas."""
 
+import ctypes
 import math
 import warnings
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pfedseq.errors import InputError
-from pfedseq.learners import MambaLearner, mamba_block
+from pfedseq.learners import MambaLearner, layerwise
+from pfedseq.learners import fused_mamba as fused_module
 from pfedseq.learners.fused_mamba import fused_mamba, load_variant
 from pfedseq.learners.mamba import MambaBlock
 from tests.learners.reference import reference_learner, spread_parameters
@@ -86,7 +88,7 @@ def assert_like_the_reference(learner: MambaLearner, window: Tensor, tolerance: 
 @pytest.fixture
 def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a row or two, so that a small test crosses chunk borders."""
-    monkeypatch.setattr(mamba_block, "_GRAPH_BYTES", 40_000)
+    monkeypatch.setattr(layerwise, "_GRAPH_BYTES", 40_000)
 
 
 @pytest.fixture(params=["off", "baseline", "avx2", "avx512"])
@@ -253,7 +255,7 @@ def test_gradcheck_in_float64() -> None:
         return output
 
     inputs = (window, *(p.detach().requires_grad_() for p in learner.parameters()))
-    assert torch.autograd.gradcheck(call, inputs)
+    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
 
 
 def copy_into_transformers(block: MambaBlock, k: int, hidden: int) -> torch.nn.Module:
@@ -447,6 +449,16 @@ def test_a_missing_extension_is_said_once_and_replaced(monkeypatch: pytest.Monke
             learner(window)
     finally:
         fused_mamba.cache_clear()
+
+
+def test_a_kernel_of_another_version_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path == "off":
+        pytest.skip("this path has no kernel")
+    fields = [*fused_module._Call._fields_, ("added", ctypes.c_int64)]
+    newer = type("_Call", (ctypes.Structure,), {"_fields_": fields})
+    monkeypatch.setattr(fused_module, "_Call", newer)
+    with pytest.raises(InputError, match="built from another version of pfedseq"):
+        load_variant(path)
 
 
 def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pfedseq.learners.lstm import LSTMLearner
 from pfedseq.learners.mamba import MambaLearner
+from pfedseq.learners.mlp import MLPLearner
 
-__all__ = ["MambaLearner", "SequentialLearner"]
+__all__ = ["LSTMLearner", "MLPLearner", "MambaLearner", "SequentialLearner"]
 
 
 class SequentialLearner(Protocol):

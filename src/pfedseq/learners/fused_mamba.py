@@ -176,6 +176,10 @@ def load_variant(variant: str | None = None) -> FusedMamba:
     if spec is None or spec.origin is None:
         raise FileNotFoundError("the extension pfedseq.learners._mamba_kernel is not built")
     library = ctypes.CDLL(spec.origin)
+    if library.pfedseq_call_bytes() != ctypes.sizeof(_Call):
+        raise InputError(
+            f"{spec.origin} was built from another version of pfedseq; reinstall pfedseq."
+        )
     best = VARIANTS[library.pfedseq_best_variant()]
     if variant is None:
         variant = best

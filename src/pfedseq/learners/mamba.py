@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pfedseq.errors import InputError
 from pfedseq.learners.fused_mamba import fused_mamba
+from pfedseq.learners.layerwise import check_sizes, check_window
 from pfedseq.learners.mamba_block import BlockWeights, chunked_network
 
 _STEP_SIZE_MIN, _STEP_SIZE_MAX, _STEP_SIZE_FLOOR = 1e-3, 1e-1, 1e-4
@@ -27,8 +27,8 @@ _STEP_SIZE_MIN, _STEP_SIZE_MAX, _STEP_SIZE_FLOOR = 1e-3, 1e-1, 1e-4
 class MambaBlock(nn.Module):
     """The parameters of one block for all K layers, initialised as Mamba's authors do.
 
-    E = expand·N inner channels, M = state_dim, W = conv_width, R = ⌈N/16⌉ the rank of the step
-    size's projection.
+    E = expand·N inner channels, M = state_dim, W = conv_width, and rank = ⌈N/16⌉ that
+    of the step size's projection.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class MambaBlock(nn.Module):
         self.in_proj = linear(2 * inner, num_clients)  # (K, 2E, N)
         self.conv_weight = convolution(inner, conv_width)  # (K, E, W)
         self.conv_bias = convolution(inner)  # (K, E)
-        self.x_proj = linear(rank + 2 * state_dim, inner)  # (K, R + 2M, E)
-        self.step_proj = linear(inner, rank)  # (K, E, R)
+        self.x_proj = linear(rank + 2 * state_dim, inner)  # (K, rank + 2M, E)
+        self.step_proj = linear(inner, rank)  # (K, E, rank)
         self.step_bias = nn.Parameter(_initial_step_bias(uniform((num_layers, inner), 1.0)))
         self.A_log = nn.Parameter(  # (K, E, M): A = −1 … −M
             torch.arange(1.0, state_dim + 1).log().expand(num_layers, inner, -1).clone()
@@ -115,17 +115,15 @@ class MambaLearner(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        sizes = {
-            "num_layers": num_layers,
-            "num_clients": num_clients,
-            "state_dim": state_dim,
-            "num_blocks": num_blocks,
-            "expand": expand,
-            "conv_width": conv_width,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise InputError(f"MambaLearner needs {name} of at least 1, not {size}.")
+        check_sizes(
+            self,
+            num_layers=num_layers,
+            num_clients=num_clients,
+            state_dim=state_dim,
+            num_blocks=num_blocks,
+            expand=expand,
+            conv_width=conv_width,
+        )
         self.num_layers = num_layers
         self.num_clients = num_clients
         self.pass_through = pass_through
@@ -146,7 +144,7 @@ class MambaLearner(nn.Module):
 
     def forward(self, window: Tensor) -> Tensor:
         """ξ (K, D, N) from a window (K, D, L, N) of any length L ≥ 1, oldest step first."""
-        self._check(window)
+        check_window(window, self, self.num_layers, self.num_clients)
         blocks = [block.weights() for block in self._blocks()]
         on_cpu = window.dtype == torch.float32 and window.device.type == "cpu"
         kernel = fused_mamba() if on_cpu else None
@@ -155,19 +153,6 @@ class MambaLearner(nn.Module):
 
     def _blocks(self) -> list[MambaBlock]:
         return [block for block in self.blocks if isinstance(block, MambaBlock)]
-
-    def _check(self, window: Tensor) -> None:
-        expected = f"({self.num_layers}, D, L, {self.num_clients}) with D and L of at least 1"
-        if window.dim() != 4 or min(window.shape) < 1:
-            raise InputError(f"MambaLearner needs a window {expected}, not {tuple(window.shape)}.")
-        if (window.shape[0], window.shape[3]) != (self.num_layers, self.num_clients):
-            raise InputError(f"MambaLearner needs a window {expected}, not {tuple(window.shape)}.")
-        weight = self._blocks()[0].norm
-        if (window.dtype, window.device) != (weight.dtype, weight.device):
-            raise InputError(
-                f"The window is {window.dtype} on {window.device} but the learner is "
-                f"{weight.dtype} on {weight.device}: move one of them."
-            )
 
 
 def _initial_step_bias(uniform: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ One block adds to the residual stream r of every row, r (L, N), steps by clients
     n       = r / sqrt(mean(r²) + ε) ⊙ norm                      RMSNorm over the N channels
     x, z    = in_proj n                                          N → E each
     u       = SiLU(conv_bias + Σ_w conv_weight_w x_{j-W+1+w})    causal, depthwise
-    δ, B, C = x_proj u                                           E → R, M, M
-    step    = softplus(step_proj δ + step_bias)                  R → E
+    δ, B, C = x_proj u                                           E → rank, M, M
+    step    = softplus(step_proj δ + step_bias)                  rank → E
     y       = selective_scan(u, step, A, B, C, skip)             Eq. (7)
     f(r)    = out_proj (y ⊙ SiLU(z))                             E → N
 
@@ -15,19 +15,17 @@ z, C, y and f are therefore computed at that step only.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from pfedseq.learners.layerwise import run_layerwise
 from pfedseq.learners.selective_scan import selective_scan
 
 RMS_NORM_EPSILON = 1e-5
-
-_GRAPH_BYTES = 96 * 2**20
-"""How much one chunk's autograd graph may take; it sets the rows of a chunk."""
 
 
 class BlockWeights(NamedTuple):
@@ -37,8 +35,8 @@ class BlockWeights(NamedTuple):
     in_proj: Tensor  # (K, 2E, N): first x, then z
     conv_weight: Tensor  # (K, E, W)
     conv_bias: Tensor  # (K, E)
-    x_proj: Tensor  # (K, R + 2M, E): first δ, then B, then C
-    step_proj: Tensor  # (K, E, R)
+    x_proj: Tensor  # (K, rank + 2M, E): first δ, then B, then C
+    step_proj: Tensor  # (K, E, rank)
     step_bias: Tensor  # (K, E)
     A: Tensor  # (K, E, M), negative
     skip: Tensor  # (K, E)
@@ -46,25 +44,16 @@ class BlockWeights(NamedTuple):
 
 
 def chunked_network(window: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:
-    """The K networks on window (K, D, L, N), giving (K, D, N).
-
-    Works layer by layer and in chunks of D, and keeps no intermediate values: a chunk's are
-    computed again in its backward pass, so that memory does not grow with K or D.
-    """
+    """The K networks on window (K, D, L, N), giving (K, D, N), in bounded memory."""
     steps = window.shape[2]
     channels, states = blocks[0].A.shape[1:]
     # Autograd keeps about three (E, M) tensors per step of the scan, and the projections' tensors.
     row_bytes = len(blocks) * steps * channels * (3 * states + 16) * window.element_size()
-    rows_per_chunk = max(1, _GRAPH_BYTES // row_bytes)
-    outputs = []
-    for k, layer in enumerate(window):
+    networks = []
+    for k in range(window.shape[0]):
         of_layer = [BlockWeights(*(weight[k] for weight in block)) for block in blocks]
-        chunks = [
-            checkpoint(network, rows, of_layer, use_reentrant=False, preserve_rng_state=False)
-            for rows in torch.split(layer, rows_per_chunk)
-        ]
-        outputs.append(torch.cat(chunks))
-    return torch.stack(outputs)
+        networks.append(partial(network, blocks=of_layer))
+    return run_layerwise(window, networks, row_bytes)
 
 
 def network(rows: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:

@@ -118,6 +118,12 @@ int pfedseq_best_variant(void)
     return BASELINE;
 }
 
+/* The size of `Call`, by which the caller notices a library that is not of its version. */
+int pfedseq_call_bytes(void)
+{
+    return (int)sizeof(Call);
+}
+
 /* Numbers below 1e-38 are flushed to zero while the kernel runs: states that decay towards zero
    pass through that range, where some processors are a hundred times slower. NaN is untouched. */
 static unsigned flush_tiny_numbers(void)

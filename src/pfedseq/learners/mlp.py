@@ -1,0 +1,89 @@
+"""Variant D of the paper's Table 3: a fully connected network as the sequential learner.
+
+The L steps of N clients are concatenated and passed through four fully connected layers with 100
+hidden units and ReLU, the sizes of pFedHN's network (Shamsian et al. 2021), which the paper names
+as its model. Such a network reads sequences of one length only: shorter windows, those of the
+first rounds, are filled up with zeros at the front.
+"""
+
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pfedseq.errors import InputError
+from pfedseq.learners.layerwise import check_sizes, check_window, run_layerwise
+
+
+class MLPLearner(nn.Module):
+    """K fully connected networks: windows (K, D, L', N), L' ≤ L, in, calibrations (K, D, N) out.
+
+    Args:
+        num_layers: K, the backbone's layers; each has its own network.
+        num_clients: N.
+        max_sequence_length: L, the one length that the networks read.
+        hidden: units of each of the three hidden layers.
+        zero_last_projection: start the last layer at zero.
+        pass_through: add the last step's own input to the output.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_clients: int,
+        max_sequence_length: int,
+        hidden: int = 100,
+        *,
+        zero_last_projection: bool = False,
+        pass_through: bool = True,
+    ) -> None:
+        super().__init__()
+        check_sizes(
+            self,
+            num_layers=num_layers,
+            num_clients=num_clients,
+            max_sequence_length=max_sequence_length,
+            hidden=hidden,
+        )
+        self.num_layers = num_layers
+        self.num_clients = num_clients
+        self.max_sequence_length = max_sequence_length
+        self.hidden = hidden
+        self.pass_through = pass_through
+        self.networks = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(max_sequence_length * num_clients, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, num_clients),
+            )
+            for _ in range(num_layers)
+        )
+        if zero_last_projection:
+            for network in self.networks:
+                for parameter in list(network.parameters())[-2:]:
+                    nn.init.zeros_(parameter)
+
+    def forward(self, window: Tensor) -> Tensor:
+        """ξ (K, D, N) from a window (K, D, L', N) of length 1 ≤ L' ≤ L, oldest step first."""
+        check_window(window, self, self.num_layers, self.num_clients)
+        missing = self.max_sequence_length - window.shape[2]
+        if missing < 0:
+            raise InputError(
+                f"This MLPLearner reads at most {self.max_sequence_length} steps, not "
+                f"{window.shape[2]}; pass the newest ones only."
+            )
+        networks = [partial(_flattened, network, missing) for network in self.networks]
+        inputs = self.max_sequence_length * self.num_clients
+        row_bytes = (inputs + 6 * self.hidden) * window.element_size()
+        output = run_layerwise(window, networks, row_bytes)
+        return window[:, :, -1] + output if self.pass_through else output
+
+
+def _flattened(network: nn.Module, missing: int, rows: Tensor) -> Tensor:
+    """The network on rows (R, L', N), zero-filled at the front and read as (R, L·N)."""
+    output: Tensor = network(F.pad(rows, (0, 0, missing, 0)).flatten(1))
+    return output

@@ -1,0 +1,150 @@
+"""What all three architectures promise, and what is particular to the LSTM and the MLP."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pfedseq.errors import InputError
+from pfedseq.learners import LSTMLearner, MambaLearner, MLPLearner, layerwise
+
+K, N, D, L = 2, 3, 7, 5
+
+Make = Callable[..., nn.Module]
+
+
+def make_mlp(num_layers: int, num_clients: int, **options: bool) -> MLPLearner:
+    return MLPLearner(num_layers, num_clients, L, **options)
+
+
+every_architecture = pytest.mark.parametrize("make", [MambaLearner, LSTMLearner, make_mlp])
+
+
+def make_window(steps: int = L, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(steps, N, K, D, generator=generator).permute(2, 3, 0, 1)
+
+
+@every_architecture
+@pytest.mark.parametrize("steps", [1, 3, L])
+def test_any_length_gives_one_calibration_per_client(make: Make, steps: int) -> None:
+    output = make(K, N)(make_window(steps))
+    assert output.shape == (K, D, N)
+    assert output.isfinite().all()
+
+
+@every_architecture
+def test_every_parameter_learns(make: Make) -> None:
+    torch.manual_seed(0)
+    learner = make(K, N)
+    learner(make_window()).backward(torch.ones(K, D, N))
+    for name, parameter in learner.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@every_architecture
+def test_pass_through_and_zero_projection(make: Make) -> None:
+    """With a zero last projection and one block, nothing but the newest input can come out."""
+    window = make_window()
+    options = {} if make is make_mlp else {"num_blocks": 1}
+    silent = make(K, N, zero_last_projection=True, pass_through=False, **options)
+    assert silent(window).eq(0).all()
+    residual = make(K, N, zero_last_projection=True, pass_through=True, **options)
+    assert torch.equal(residual(window), window[:, :, -1])
+
+
+@every_architecture
+def test_layers_and_rows_are_independent_and_steps_are_not(make: Make) -> None:
+    torch.manual_seed(0)
+    learner = make(K, N)
+    window = make_window()
+    before = learner(window)
+    for step in range(L):
+        changed = window.clone()
+        changed[1, 4, step, 0] += 1
+        differs = learner(changed) != before
+        assert differs[1, 4].all(), f"step {step} of one client reaches every client's output"
+        differs[1, 4] = False
+        assert not differs.any()
+
+
+@every_architecture
+def test_chunks_change_neither_value_nor_gradients(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for graph_bytes in (2**27, 1):  # everything at once, row by row
+        monkeypatch.setattr(layerwise, "_GRAPH_BYTES", graph_bytes)
+        torch.manual_seed(0)
+        learner = make(K, N).double()
+        output = learner(make_window().double())
+        output.backward(torch.ones_like(output))
+        results.append([output, *(parameter.grad for parameter in learner.parameters())])
+    for whole, by_rows in zip(*results, strict=True):
+        torch.testing.assert_close(whole, by_rows, rtol=1e-12, atol=1e-12)
+
+
+@every_architecture
+def test_global_seed_decides_the_initial_values(make: Make) -> None:
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(make(K, N)(make_window()))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+@every_architecture
+def test_wrong_windows_and_sizes_are_refused(make: Make) -> None:
+    with pytest.raises(InputError, match=r"Learner needs a window \(2, D, L, 3\)"):
+        make(K, N)(torch.zeros(K, D, L, N + 1))
+    with pytest.raises(InputError, match="needs num_layers of at least 1, not 0"):
+        make(0, N)
+
+
+def test_lstm_is_a_recurrence_over_steps() -> None:
+    """One cell, written out: i, f, g, o gates in PyTorch's order."""
+    torch.manual_seed(0)
+    learner = LSTMLearner(1, N, num_blocks=1, pass_through=False).double()
+    window = make_window().double()[:1]
+    cell = learner.recurrent[0]
+    assert isinstance(cell, nn.LSTM)
+    h = c = torch.zeros(D, 2 * N, dtype=torch.float64)
+    for j in range(L):
+        gates = window[0, :, j] @ cell.weight_ih_l0.T + h @ cell.weight_hh_l0.T
+        i, f, g, o = (gates + cell.bias_ih_l0 + cell.bias_hh_l0).chunk(4, dim=1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+    torch.testing.assert_close(learner(window)[0], learner.projections[0](h))
+
+
+def test_mlp_reads_short_windows_as_if_zeros_came_before() -> None:
+    torch.manual_seed(0)
+    learner = MLPLearner(K, N, L)
+    short = make_window(2)
+    padded = torch.cat([torch.zeros(K, D, L - 2, N), short], dim=2)
+    behind = torch.cat([short, torch.zeros(K, D, L - 2, N)], dim=2)
+    assert torch.equal(learner(short), learner(padded))
+    assert not torch.equal(learner(short), learner(behind))
+
+
+def test_mlp_by_hand() -> None:
+    """Four fully connected layers of 100 hidden units over the concatenated steps."""
+    torch.manual_seed(0)
+    learner = MLPLearner(1, N, L, pass_through=False).double()
+    window = make_window().double()[:1]
+    network = learner.networks[0]
+    assert isinstance(network, nn.Sequential)
+    x = torch.cat([window[0, :, j] for j in range(L)], dim=1)  # oldest step first
+    weights = [layer for layer in network if isinstance(layer, nn.Linear)]
+    assert [layer.out_features for layer in weights] == [100, 100, 100, N]
+    for layer in weights[:-1]:
+        x = (x @ layer.weight.T + layer.bias).clamp(min=0)
+    torch.testing.assert_close(learner(window)[0], x @ weights[-1].weight.T + weights[-1].bias)
+
+
+def test_mlp_refuses_longer_windows() -> None:
+    with pytest.raises(InputError, match=f"at most {L} steps, not {L + 1}"):
+        MLPLearner(K, N, L)(make_window(L + 1))
