@@ -19,6 +19,7 @@ _MODULES = (
     "fedala",
     "fedrep",
     "ditto",
+    "pfedhn",
 )
 
 METHODS: dict[str, Method] = {

@@ -1,0 +1,68 @@
+"""pFedHN: one hypernetwork writes every client's adapter from a learned descriptor of it.
+
+Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021, Algorithm 1
+(with local heads: the paper's pFedHN-PC).
+
+Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i. Evaluated: the generated θ_i with the client's own ω_i.
+
+Deviations: the original visits one random client a step, with SGD; here, as the pFedSeq paper
+has it, all clients answer and Adam steps once a round, along the mean of their gradients. The
+heads start so that θ_i = θ^0 (see `AdapterGenerator`). A client that misses a round adds nothing
+to the gradient, and its descriptor and Adam's memory of it stay as they were.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pfedseq.federation import Method, Reply, Server, Setup, Tensors, stack
+from pfedseq.hypernets import GeneratorConfig, build, build_generator, descriptor_dim
+from pfedseq.methods.own_head import OwnHeadClient
+from pfedseq.optim import step_along
+
+
+class PFedHNServer(Server):
+    """θ_i = h(v_i; φ); φ and v_i ascend Δ_i: (∇_φ θ_i)ᵀ Δ_i and (∇_v θ_i)ᵀ Δ_i."""
+
+    config: GeneratorConfig
+    persistent = ("descriptors", "generator", "optimizer")
+
+    def __init__(self, config: GeneratorConfig, setup: Setup) -> None:
+        super().__init__(config, setup)
+        num_clients, dim = setup.num_clients, descriptor_dim(setup)
+        self.descriptors = build(  # one parameter each: Adam leaves alone what has no gradient
+            lambda: nn.ParameterList(torch.randn(dim) for _ in range(num_clients)),
+            setup,
+            "descriptors",
+        )
+        self.generator = build_generator(setup, config.hidden_dim)
+        learned = [*self.descriptors.parameters(), *self.generator.parameters()]
+        self.optimizer = torch.optim.Adam(learned, lr=config.hypernet_lr)
+
+    def generate(self, ids: Sequence[int]) -> Tensor:
+        """θ_i = h(v_i) of the named clients, (n, K, D)."""
+        generated: Tensor = self.generator(torch.stack([self.descriptors[i] for i in ids]))
+        return generated
+
+    @torch.no_grad()
+    def payload(self, i: int) -> Tensors:
+        """θ_i."""
+        return {"adapter": self.generate([i])[0]}
+
+    def update(self, t: int, replies: Mapping[int, Reply]) -> None:
+        """One Adam step along the mean over clients of Jᵢᵀ Δ_i."""
+        deltas, _ = stack(replies, "delta", self.setup.initial.adapter, self.setup.num_clients)
+        ids = sorted(replies)
+        direction = deltas[ids] / len(ids)
+        step_along(self.optimizer, self.generate(ids), direction, self.config.max_grad_norm)
+
+
+METHOD = Method(
+    "pfedhn",
+    PFedHNServer,
+    OwnHeadClient,
+    GeneratorConfig,
+    "pFedHN",
+    "a hypernetwork generates each client's adapter from a learned descriptor",
+)
