@@ -20,6 +20,7 @@ _MODULES = (
     "fedrep",
     "ditto",
     "pfedhn",
+    "pfedla",
 )
 
 METHODS: dict[str, Method] = {

@@ -1,0 +1,75 @@
+"""pFedLA: each client's adapter is a mixture of all clients' adapters, with weights per layer.
+
+Ma et al., "Layer-wised Model Aggregation for Personalized Federated Learning", CVPR 2022,
+Algorithm 1 (pFedLA, not HeurpFedLA).
+
+Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i. Evaluated: the mixed θ_i with the client's own ω_i.
+
+Deviations: Adam, as the pFedSeq paper has it. A layer is one backbone block. All clients are
+updated at once, from the same pool; public implementations walk through them one by one, so
+that later clients see earlier ones' new adapters. In round 1 all adapters are equal, every
+mixture of them is the same and the gradient is zero: no step is taken, since Adam would blow up
+the rounding errors. A client that misses a round stays in the pool as it was.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pfedseq.federation import Method, Reply, Server, Setup, Tensors, stack
+from pfedseq.hypernets import HypernetConfig, LayerWeights, build
+from pfedseq.methods.own_head import OwnHeadClient
+from pfedseq.optim import step_along
+
+
+class PFedLAServer(Server):
+    """θ_i^k = Σ_j α_ij^k θ_j^k with α_i = HN_i(e_i; ψ_i); ψ_i, e_i ascend (∇ θ_i)ᵀ Δ_i."""
+
+    config: HypernetConfig
+    persistent = ("pool", "hypernets", "optimizer")
+
+    def __init__(self, config: HypernetConfig, setup: Setup) -> None:
+        super().__init__(config, setup)
+        num_layers, num_clients = len(setup.initial.adapter), setup.num_clients
+        self.pool = setup.initial.adapter.expand(num_clients, -1, -1)  # θ_j as trained, (N, K, D)
+        self.hypernets = build(
+            lambda: nn.ModuleList(
+                LayerWeights(i, num_layers, num_clients, config.hidden_dim)
+                for i in range(num_clients)
+            ),
+            setup,
+            "layer weights",
+        )
+        # Adam treats every number by itself: one optimizer is as good as one per hypernetwork.
+        self.optimizer = torch.optim.Adam(self.hypernets.parameters(), lr=config.hypernet_lr)
+
+    def mix(self, i: int) -> Tensor:
+        """θ_i (K, D): row k is Σ_j α_ij^k θ_j^k."""
+        return torch.einsum("kj,jkd->kd", self.hypernets[i](), self.pool)
+
+    @torch.no_grad()
+    def payload(self, i: int) -> Tensors:
+        """θ_i."""
+        return {"adapter": self.mix(i)}
+
+    def update(self, t: int, replies: Mapping[int, Reply]) -> None:
+        """Step each present client's hypernetwork along its Δ_i; renew its place in the pool."""
+        deltas, _ = stack(replies, "delta", self.setup.initial.adapter, self.setup.num_clients)
+        ids = sorted(replies)
+        mixed = torch.stack([self.mix(i) for i in ids])  # from the pool that made what was sent
+        if t > 1:
+            step_along(self.optimizer, mixed, deltas[ids])
+        pool = self.pool.clone()
+        pool[ids] = mixed.detach() + deltas[ids]  # θ̃_i
+        self.pool = pool
+
+
+METHOD = Method(
+    "pfedla",
+    PFedLAServer,
+    OwnHeadClient,
+    HypernetConfig,
+    "pFedLA",
+    "each client's hypernetwork weighs all clients' adapters, layer by layer",
+)
