@@ -45,6 +45,12 @@ class QuadraticTask:
         loss = self.loss(phi, torch.tensor([0]))
         return Score(1 / (1 + loss), loss, self.num_examples)
 
+    def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Images that show θ's part of the center, labelled with the largest entry of ω's."""
+        shown = self.center.adapter.flatten()
+        pixels = shown.repeat(1 + 3 * 32 * 32 // len(shown))[: 3 * 32 * 32].view(1, 3, 32, 32)
+        return pixels.expand(len(batch), -1, -1, -1), self.center.head.argmax().expand(len(batch))
+
 
 @dataclass
 class ScatteredTask(QuadraticTask):
@@ -137,7 +143,14 @@ def make_setup(
     initial: Params | None = None,
 ) -> Setup:
     zero = Params(torch.zeros_like(centers[0].adapter), torch.zeros_like(centers[0].head))
-    return Setup(initial or zero, tuple(num_examples), rounds, seed=0)
+    num_classes = len(zero.head)  # as many as there are labels: see QuadraticTask.thumbnails
+    return Setup(
+        initial or zero,
+        tuple(num_examples),
+        rounds,
+        seed=0,
+        num_classes=num_classes,
+    )
 
 
 def play(

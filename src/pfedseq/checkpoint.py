@@ -28,7 +28,12 @@ def save_checkpoint(path: Path, t: int, server: Server, clients: Mapping[int, Te
     tensors = {f"server/{name}": value for name, value in server_state(server).items()}
     for i, state in clients.items():
         tensors |= {f"client/{i}/{name}": value for name, value in state.items()}
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    # Copies: in process, clients may keep the very tensor that the server sent to all of them,
+    # and safetensors refuses tensors that share their memory.
+    plain = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
     write_atomically(path, save(plain, metadata={"round": str(t)}))
 
 

@@ -76,6 +76,7 @@ class World:
             tuple(len(client.train) for client in self.data.clients),
             self.config.run.rounds,
             self.config.run.seed,
+            self.model.num_classes,
         )
         return method.server(options, setup), clients
 

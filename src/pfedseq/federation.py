@@ -62,6 +62,9 @@ class Task(Protocol):
     def score(self, phi: Params, split: Split) -> Score:
         """Accuracy and mean loss of φ on a split of the client's data."""
 
+    def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The batch itself: small images (B, 3, 32, 32), normalised, and labels (B,)."""
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -80,6 +83,8 @@ class Setup:
     """|D_i| by client: the aggregation weights of Eq. (1)."""
     num_rounds: int
     seed: int
+    num_classes: int | None = None
+    """C, for a server that must know it (PeFLL)."""
 
     @property
     def num_clients(self) -> int:

@@ -21,6 +21,7 @@ _MODULES = (
     "ditto",
     "pfedhn",
     "pfedla",
+    "pefll",
 )
 
 METHODS: dict[str, Method] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.federation import Batch, Part, Score, Split
@@ -17,6 +17,8 @@ from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 
 EVALUATION_BATCH = 128
+THUMBNAIL_SIZE = 32
+"""Pixels per side of the images that `Task.thumbnails` gives."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,11 @@ class ImageTask:
             loss += float(cross_entropy(logits, labels, reduction="sum"))
         count = max(1, len(indices))
         return Score(correct / count, loss / count, len(indices))
+
+    def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Images averaged down to (B, 3, 32, 32), and labels (B,)."""
+        pixels, labels = self._examples(batch.cpu())
+        return adaptive_avg_pool2d(pixels, THUMBNAIL_SIZE), labels
 
     def _examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Pixels and labels of a batch, kept for when the same one is asked for again.

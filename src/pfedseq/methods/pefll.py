@@ -1,0 +1,134 @@
+"""PeFLL: a network embeds each client's data, and a hypernetwork writes its adapter from that.
+
+Scott, Zakerinia and Lampert, "PeFLL: Personalized Federated Learning by Learning to Learn",
+ICLR 2024, Algorithm 1.
+
+Sent down: the embedding network f, θ_i, ∂/∂v_i. Sent up: v_i, Δ_i = θ̃_i − θ_i, the gradient of
+f. Evaluated: h(v_i) with v_i over all of the client's training data, and the client's own ω_i.
+
+Deviations: all clients answer, with one Adam step a round for h and f. `describe` closes a round
+where the original opens it: with one sending of f, the client embeds a batch for the next
+round's training and all its data for the evaluation. The scalars that standardise v are taken
+once, as in the original, but over all clients' first batches: one client's v has no deviation
+where d = 1. v is a mean over examples (the original's code divides by 2); absent classes are not
+masked in the test. θ_i starts at θ^0 (see `AdapterGenerator`). A client that was not described
+does not train; one that leaves before `backprop` adds nothing to the gradient of f.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from pfedseq.errors import InputError
+from pfedseq.federation import Clients, Method, Reply, Server, Setup, Tensors, stack
+from pfedseq.hypernets import (
+    EmbeddingNetwork,
+    GeneratorConfig,
+    Standardise,
+    build,
+    build_generator,
+    descriptor_dim,
+    embed,
+)
+from pfedseq.methods.own_head import OwnHeadClient
+from pfedseq.optim import clipped_step, pull_back
+
+_KEPT = "embedding/"
+"""Prefix of f's weights in a client's state, where they wait for `backprop`."""
+
+
+class PeFLLServer(Server):
+    """θ_i = h(v_i), v_i = the mean of f over client i's data; h and f ascend (∇ θ_i)ᵀ Δ_i."""
+
+    config: GeneratorConfig
+    persistent = ("descriptors", "described", "profiles", "f", "standardise", "h", "optimizer")
+
+    def __init__(self, config: GeneratorConfig, setup: Setup) -> None:
+        super().__init__(config, setup)
+        num_classes, num_clients, dim = setup.num_classes, setup.num_clients, descriptor_dim(setup)
+        if num_classes is None:
+            raise InputError("pefll embeds labels: its server must be told the number of classes")
+        self.f = build(lambda: EmbeddingNetwork(num_classes, dim), setup, "embedding")
+        self.standardise = build(Standardise, setup, "standardise")
+        self.h = build_generator(setup, config.hidden_dim)
+        learned = [*self.h.parameters(), *self.f.parameters()]
+        self.optimizer = torch.optim.Adam(learned, lr=config.hypernet_lr)
+        self.descriptors = setup.initial.adapter.new_zeros(num_clients, dim)  # v_i of one batch
+        self.described = self.descriptors.new_zeros(num_clients, dtype=torch.bool)
+        self.profiles = self.descriptors  # v_i of all the data
+
+    @torch.no_grad()
+    def payload(self, i: int) -> Tensors:
+        """θ_i from all of client i's training data."""
+        return {"adapter": self.h(self.standardise(self.profiles[i : i + 1]))[0]}
+
+    def run_round(self, t: int, clients: Clients) -> None:
+        """Train from the last descriptors, finish the gradient of f, step, describe anew."""
+        if t == 1:
+            self._describe(0, clients)
+        with torch.no_grad():
+            adapters = self.h(self.standardise(self.descriptors))
+        down = {i: {"adapter": adapters[i]} for i in clients.ids if self.described[i]}
+        replies = clients.call("train", t, down)
+        self.update(t, replies)
+        gradients = self.descriptors.grad
+        assert gradients is not None  # update() has filled it
+        down = {i: {"gradient": gradients[i]} for i in replies}
+        replies = clients.call("backprop", t, down)
+        for name, weight in self.f.named_parameters():
+            weight.grad = stack(replies, name, weight.detach(), len(self.described))[0].sum(0)
+        clipped_step(self.optimizer, self.config.max_grad_norm)
+        self._describe(t, clients)
+
+    def update(self, t: int, replies: Mapping[int, Reply]) -> None:
+        """Pull the mean over clients of Δ_i back through h, into h's and the descriptors' .grad."""
+        deltas, _ = stack(replies, "delta", self.setup.initial.adapter, self.setup.num_clients)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.descriptors = self.descriptors.detach().requires_grad_()
+        pull_back(self.h(self.standardise(self.descriptors)), deltas / len(replies))
+
+    def _describe(self, t: int, clients: Clients) -> None:
+        """Send f out and collect v_i, of one batch and of all the data."""
+        weights = {name: weight.detach().clone() for name, weight in self.f.named_parameters()}
+        replies = clients.call("describe", t, dict.fromkeys(clients.ids, weights))
+        like = self.profiles[0]
+        self.descriptors, self.described = stack(replies, "descriptor", like, len(self.profiles))
+        profiles, _ = stack(replies, "profile", like, len(self.profiles))
+        self.profiles = torch.where(self.described[:, None], profiles, self.profiles)
+        if t == 0:
+            self.standardise.fit(self.descriptors[self.described])
+
+
+class PeFLLClient(OwnHeadClient):
+    """Embeds its data, trains what it gets for that, and finishes the gradient of f."""
+
+    def describe(self, down: Tensors) -> Reply:
+        """v_i = the mean of f(x, y), over a first batch and over all of an epoch's batches."""
+        batches = list(self.task.batches(1))
+        with torch.no_grad():
+            sums = [embed(down, *self.task.thumbnails(batch)).sum(0) for batch in batches]
+        self.state["described"] = batches[0]
+        self.state.update({_KEPT + name: weight for name, weight in down.items()})
+        profile = torch.stack(sums).sum(0) / sum(map(len, batches))
+        return Reply({"descriptor": sums[0] / len(batches[0]), "profile": profile})
+
+    def backprop(self, down: Tensors) -> Reply:
+        """(∂v_i / ∂f)ᵀ g over the batch that v_i was made of; g = ∂/∂v_i came from the server."""
+        weights = {
+            name.removeprefix(_KEPT): kept.detach().requires_grad_()
+            for name, kept in self.state.items()
+            if name.startswith(_KEPT)
+        }
+        descriptor = embed(weights, *self.task.thumbnails(self.state["described"])).mean(0)
+        gradients = torch.autograd.grad(descriptor, list(weights.values()), down["gradient"])
+        return Reply(dict(zip(weights, gradients, strict=True)))
+
+
+METHOD = Method(
+    "pefll",
+    PeFLLServer,
+    PeFLLClient,
+    GeneratorConfig,
+    "PeFLL",
+    "a hypernetwork generates each client's adapter from an embedding of its data",
+)
