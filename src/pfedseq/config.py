@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pfedseq.data.auxiliary import AuxiliaryConfig
 from pfedseq.data.config import DataConfig
 from pfedseq.errors import InputError
 from pfedseq.federation import MethodConfig
@@ -72,6 +73,7 @@ class Config(Section):
 
     run: RunSection = RunSection()
     data: DataConfig = DataConfig()
+    auxiliary: AuxiliaryConfig = AuxiliaryConfig()
     model: ModelSection = ModelSection()
     adapter: AdapterConfig = AdapterConfig()
     training: TrainingSection = TrainingSection()
@@ -96,7 +98,10 @@ class Config(Section):
         """The same run with every option written out; refuses what a method does not know."""
         for name in self.methods:
             find_method(name)
-        spelt = {name: self.method_config(name).model_dump() for name in self.run.methods}
+        spelt = {
+            name: self.method_config(name).model_dump(exclude_none=True)  # TOML has no null
+            for name in self.run.methods
+        }
         return self.model_copy(update={"methods": self.methods | spelt})
 
 

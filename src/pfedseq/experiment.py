@@ -12,6 +12,7 @@ import torch
 
 from pfedseq.checkpoint import load_checkpoint, save_checkpoint
 from pfedseq.config import Config, dump_config, load_config
+from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.dataset import FederatedData
 from pfedseq.data.loading import load_data
 from pfedseq.engines.local import LocalClients
@@ -21,6 +22,7 @@ from pfedseq.errors import InputError
 from pfedseq.federation import Server, Setup
 from pfedseq.methods import find_method
 from pfedseq.metrics import RoundRecord
+from pfedseq.model.auxiliary import AuxiliaryImages
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.export import save_personal_model
 from pfedseq.model.lora import AdaptedModel
@@ -42,6 +44,8 @@ class World:
     data: FederatedData
     model: AdaptedModel
     sites: tuple[ImageSite, ...]
+    auxiliary: AuxiliaryImages | None
+    """Only where a method of the run needs it."""
 
     @classmethod
     def build(cls, config: Config) -> World:
@@ -58,7 +62,12 @@ class World:
             ImageSite(i, model, source, client, config.training.batch_size, config.run.seed)
             for i, client in enumerate(data.clients)
         )
-        return cls(config, data, model, sites)
+        auxiliary = None
+        if any(find_method(name).needs_auxiliary for name in config.run.methods):
+            images = load_auxiliary(config.auxiliary, config.data.image_size, config.run.seed)
+            unlabelled = ImageSource(images, backbone.mean, backbone.std, device)
+            auxiliary = AuxiliaryImages(model, unlabelled, config.data.image_size, config.run.seed)
+        return cls(config, data, model, sites, auxiliary)
 
     def start(self, name: str) -> tuple[Server, LocalClients]:
         """A method before round 1: its server, and an engine with its clients."""
@@ -77,6 +86,7 @@ class World:
             self.config.run.rounds,
             self.config.run.seed,
             self.model.num_classes,
+            self.auxiliary if method.needs_auxiliary else None,
         )
         return method.server(options, setup), clients
 

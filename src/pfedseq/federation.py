@@ -66,6 +66,19 @@ class Task(Protocol):
         """The batch itself: small images (B, 3, 32, 32), normalised, and labels (B,)."""
 
 
+class AuxiliaryTask(Protocol):
+    """Unlabelled images that the server may see, and the shared model on them (PerAda)."""
+
+    def batches(self, t: int, count: int, size: int) -> Iterator[Tensor]:
+        """`count` minibatches of `size` images for round t; every image comes equally often."""
+
+    def logits(self, phi: Params, batch: Tensor) -> Tensor:
+        """(B, C) of φ on a minibatch."""
+
+    def distillation_grad(self, phi: Params, batch: Tensor, teacher: Tensor) -> Params:
+        """∇_φ of the mean over the batch of KL(softmax(teacher) ‖ softmax(logits(φ)))."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """What a client sends up: tensors for the server, numbers for the log."""
@@ -85,6 +98,8 @@ class Setup:
     seed: int
     num_classes: int | None = None
     """C, for a server that must know it (PeFLL)."""
+    auxiliary: AuxiliaryTask | None = None
+    """For a server that distils (PerAda)."""
 
     @property
     def num_clients(self) -> int:
@@ -193,6 +208,8 @@ class Method:
     """As the paper's tables write it."""
     summary: str
     """One line for `pfedseq methods`."""
+    needs_auxiliary: bool = False
+    """Whether the server must be given `Setup.auxiliary`."""
 
 
 def stack(

@@ -80,6 +80,22 @@ def test_heads_are_tuned_together_with_the_adapter_as_in_local(local):
             torch.testing.assert_close(phi.head, local[i].head)
 
 
+def test_perada_without_distillation_is_ditto_with_twice_the_pull_and_equal_weights():
+    """Ditto on its own terms: v_i descends L_i(v) + (μ/2) ‖v − w‖² with μ = 2λ, w is FedAvg's."""
+    pull = 0.3
+    fedavg = METHODS["fedavg"]
+    equal = (1, 1, 1)
+    own = {i: Params(torch.zeros(2, 5), torch.zeros(3)) for i in range(3)}
+    for t in range(ROUNDS):
+        server, _ = play(fedavg, fedavg.config(lr=LR), CENTERS, equal, t, num_batches=2)
+        shared = Params(**server.payload(0))
+        for i, center in enumerate(CENTERS):
+            for _ in range(2):
+                own[i] = own[i] - LR * ((own[i] - center) + 2 * pull * (own[i] - shared))
+    perada = play_changed("perada", lambda s: None, proximal_weight=pull, distillation_steps=0)
+    assert_equal_runs(perada, own)
+
+
 def test_pfedhn_and_pefll_do_not_move_where_the_hypernetwork_may_not():
     """With a vanishing rate every client starts each round from θ^0."""
     for name in ("pfedhn", "pefll"):
@@ -90,6 +106,7 @@ def test_pfedhn_and_pefll_do_not_move_where_the_hypernetwork_may_not():
 @pytest.mark.parametrize(
     ("name", "defaults"),
     [
+        ("perada", {"proximal_weight": 0.1, "distillation_steps": 100, "distillation_lr": 0.005}),
         ("pfedhn", {"hypernet_lr": 1e-3, "hidden_dim": 100, "max_grad_norm": 50.0}),
         ("pfedla", {"hypernet_lr": 1e-3, "hidden_dim": 100}),
         ("pefll", {"hypernet_lr": 1e-3, "hidden_dim": 100, "max_grad_norm": 50.0}),

@@ -19,6 +19,7 @@ _MODULES = (
     "fedala",
     "fedrep",
     "ditto",
+    "perada",
     "pfedhn",
     "pfedla",
     "pefll",

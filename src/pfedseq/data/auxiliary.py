@@ -1,0 +1,87 @@
+"""The `[auxiliary]` section: unlabelled images at the server, on which PerAda distils."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pfedseq.data.config import DataConfig, DataName
+from pfedseq.data.dataset import ImageSet
+from pfedseq.data.loading import load_images
+from pfedseq.pretraining.synthetic import SyntheticClasses
+from pfedseq.seeding import derive_seed, numpy_generator, torch_generator
+
+GENERATED_IMAGES = 2000
+DRAWN_AT_ONCE = 500
+"""Images rendered together: bounds the memory that drawing takes."""
+CIFAR_SIZE = 32
+"""CIFAR's own pixels per side: its images are kept so, and enlarged batch by batch."""
+
+
+class AuxiliaryConfig(BaseModel):
+    """Images that belong to no client; only methods that distil read them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Literal["generated"] | DataName = Field(
+        "generated",
+        description="`generated` draws glyphs, shapes and textures; or a data set as in [data], "
+        "such as cifar10 (the paper's) or folder",
+    )
+    source: str | None = Field(
+        None, description="the folder, archive or Hugging Face id to read images from"
+    )
+    store: Path | None = Field(None, description="folder of the prepared images, as in [data]")
+    layout: str = Field(
+        "class", description="for `folder`: what each folder level names, as in [data]"
+    )
+    num_images: int | None = Field(
+        None,
+        ge=1,
+        description="how many images to generate (default: 2000), or to keep at random of a data "
+        "set (default: all)",
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        """Refuse what [data] would refuse too."""
+        if self.name != "generated":
+            self.data_config(CIFAR_SIZE)
+        return self
+
+    def data_config(self, image_size: int) -> DataConfig:
+        """How the same images are asked for in a [data] section."""
+        own = CIFAR_SIZE if self.name in ("cifar10", "cifar100") else image_size
+        return DataConfig.model_validate(
+            {"name": self.name, "image_size": own}
+            | self.model_dump(include={"source", "store", "layout"})
+        )
+
+
+def load_auxiliary(config: AuxiliaryConfig, image_size: int, seed: int) -> ImageSet:
+    """The auxiliary images, at `image_size` or smaller; nobody reads their labels."""
+    if config.name == "generated":
+        return _generated(config.num_images or GENERATED_IMAGES, seed)
+    images = load_images(config.data_config(image_size))
+    count = config.num_images
+    if count is None or count >= len(images.labels):
+        return images
+    rng = numpy_generator(seed, "auxiliary")
+    kept = np.sort(rng.choice(len(images.labels), count, replace=False))
+    return ImageSet(images.name, images.images[kept], images.labels[kept], images.class_names)
+
+
+def _generated(count: int, seed: int) -> ImageSet:
+    classes = SyntheticClasses(derive_seed(seed, "auxiliary classes"))
+    rng = torch_generator(seed, "auxiliary images")
+    images: list[NDArray[np.uint8]] = []
+    labels: list[NDArray[np.int64]] = []
+    for drawn in range(0, count, DRAWN_AT_ONCE):
+        pixels, ids = classes.draw(min(DRAWN_AT_ONCE, count - drawn), rng)
+        images.append((pixels * 255).round().to(torch.uint8).numpy())
+        labels.append(ids.numpy())
+    names = tuple(f"class {number}" for number in range(classes.num_classes))
+    return ImageSet("generated", np.concatenate(images), np.concatenate(labels), names)
