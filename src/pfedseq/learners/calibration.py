@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from pfedseq.federation import Setup
+from pfedseq.learners.lstm import LSTMLearner
 from pfedseq.learners.mamba import MambaLearner
+from pfedseq.learners.mlp import MLPLearner
 from pfedseq.seeding import derive_seed
 
 SMALLEST_SCALE = 1e-12
@@ -31,8 +33,11 @@ class LearnerConfig(BaseModel):
     max_sequence_length: int = Field(
         20, ge=1, description="L, rounds the learner looks back; paper: 20, DomainNet/Omniglot 10"
     )
+    architecture: Literal["mamba", "lstm", "mlp"] = Field(
+        "mamba", description="the sequence model; lstm and mlp are variants E and D of Table 3"
+    )
     state_dim: int = Field(16, ge=1, description="M, Mamba's states; paper: 16 of {4, 8, 16, 32}")
-    num_blocks: int = Field(2, ge=1, description="Mamba blocks; paper: 2")
+    num_blocks: int = Field(2, ge=1, description="Mamba blocks or LSTM layers; paper: 2")
     ablation: Literal["none", "no_aggregation", "no_cross_step", "no_cross_client"] = Field(
         "none", description="variants A, B and C of the paper's Table 2"
     )
@@ -66,13 +71,10 @@ class CalibrationLearner(nn.Module):
         self.shared_weights = config.ablation == "no_cross_client"  # variant C
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(setup.seed, "learner"))
-            self.model = MambaLearner(
+            self.model = _sequence_model(
+                config,
                 num_layers=len(setup.initial.adapter),
                 num_clients=1 if self.shared_weights else setup.num_clients,
-                state_dim=config.state_dim,
-                num_blocks=config.num_blocks,
-                pass_through=config.pass_through,
-                zero_last_projection=config.zero_last_projection,
             )
         self.to(setup.initial.adapter.device)
 
@@ -93,3 +95,32 @@ class CalibrationLearner(nn.Module):
             return window.new_ones(1, 1, 1, 1)
         axes = _SCALED_AXES[self.config.scale]
         return window.square().mean(axes, keepdim=True).sqrt().clamp_min(SMALLEST_SCALE)
+
+
+def _sequence_model(config: LearnerConfig, num_layers: int, num_clients: int) -> nn.Module:
+    """K sequence models as one module: (K, D, L, N) in, (K, D, N) out."""
+    through, zero = config.pass_through, config.zero_last_projection
+    if config.architecture == "mamba":
+        return MambaLearner(
+            num_layers,
+            num_clients,
+            config.state_dim,
+            config.num_blocks,
+            pass_through=through,
+            zero_last_projection=zero,
+        )
+    if config.architecture == "lstm":
+        return LSTMLearner(
+            num_layers,
+            num_clients,
+            config.num_blocks,
+            pass_through=through,
+            zero_last_projection=zero,
+        )
+    return MLPLearner(
+        num_layers,
+        num_clients,
+        config.window_length,
+        pass_through=through,
+        zero_last_projection=zero,
+    )

@@ -208,12 +208,25 @@ def _describe(window: Tensor, blocks: Sequence[BlockWeights], output: Tensor) ->
 
 
 def _in_threads(run: Callable[[int, slice], None], layers: int, dim: int) -> None:
-    """`run(layer, rows)` for every chunk of every layer, on torch's number of threads."""
+    """`run(layer, rows)` for every chunk of every layer, on all cores that are ours.
+
+    Not on torch's number of threads: an engine holds that to one for its clients' sake, and they
+    are idle while the server works.
+    """
     chunks = [slice(begin, min(begin + _CHUNK_ROWS, dim)) for begin in range(0, dim, _CHUNK_ROWS)]
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with ThreadPoolExecutor(_num_threads()) as pool:
         tasks = [pool.submit(run, layer, rows) for layer in range(layers) for rows in chunks]
         for task in tasks:
             task.result()
+
+
+def _num_threads() -> int:
+    """OMP_NUM_THREADS where it is set, as for all numerical work, else the cores we may use."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted) > 0:
+        return int(wanted)
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _with_adjacent_rows(window: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from pfedseq.learners.variants import VARIANTS
 from pfedseq.methods import METHODS
 from pfedseq.metrics import RoundRecord
 
@@ -274,6 +275,21 @@ def print_methods(verbose: bool) -> None:
         for key, field in method.config.model_fields.items():
             default = escape(repr(field.default))
             console.print(f"  {key} = {default}  [dim]{escape(field.description or '')}[/dim]")
+    if verbose:
+        console.print()
+        console.print(_variants())
+
+
+def _variants() -> Table:
+    table = Table(title="pFedSeq's variants and the paper's results (%)", title_justify="left")
+    for heading in ("variant", "in [methods.pfedseq]", "meaning", "table"):
+        table.add_column(escape(heading))
+    for heading in ("CIFAR-100", "DomainNet"):
+        table.add_column(heading, justify="right")
+    for v in VARIANTS:
+        paper = (f"{v.cifar100:.2f}", f"{v.domainnet:.2f}")
+        table.add_row(v.letter, escape(v.option), v.meaning, str(v.table), *paper)
+    return table
 
 
 def print_datasets() -> None:
