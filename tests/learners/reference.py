@@ -1,4 +1,7 @@
-"""The learner written down step by step, sharing no code with the paths it judges but the scan."""
+"""The learner written down step by step, sharing no code with the paths it judges but the scan.
+
+With it, what the tests of the Mamba learner share: learners, windows and comparisons.
+"""
 
 import math
 
@@ -59,3 +62,62 @@ def spread_parameters(learner: MambaLearner, seed: int) -> None:
         for parameter in learner.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter += (0.3 / math.sqrt(parameter.shape[-1])) * noise
+
+
+def make_learner(
+    num_layers: int, num_clients: int, state_dim: int, seed: int = 0, **options: bool | int
+) -> MambaLearner:
+    generator = torch.Generator().manual_seed(seed)
+    learner = MambaLearner(
+        num_layers,
+        num_clients,
+        state_dim,
+        generator=generator,
+        **options,  # type: ignore[arg-type]
+    )
+    spread_parameters(learner, seed + 1)
+    return learner
+
+
+def make_window(num_layers: int, num_clients: int, dim: int, steps: int, seed: int = 3) -> Tensor:
+    """(K, D, L, N), stored as a stack of rounds (L, N, K, D)."""
+    generator = torch.Generator().manual_seed(seed)
+    stored = torch.randn(steps, num_clients, num_layers, dim, generator=generator)
+    return stored.permute(2, 3, 0, 1)
+
+
+def named_gradients(learner: MambaLearner, window: Tensor, output: Tensor) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    direction = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+    names = ["window", *(name for name, _ in learner.named_parameters())]
+    gradients = torch.autograd.grad(
+        output, [window, *learner.parameters()], direction.to(output.dtype)
+    )
+    return dict(zip(names, gradients, strict=True))
+
+
+def assert_like_the_reference(learner: MambaLearner, window: Tensor, tolerance: float) -> None:
+    """Output and every gradient, relative to each tensor's largest entry."""
+    exact_learner = MambaLearner(
+        learner.num_layers,
+        learner.num_clients,
+        learner.blocks[0].A_log.shape[2],
+        num_blocks=len(learner.blocks),
+        expand=learner.blocks[0].skip.shape[1] // learner.num_clients,
+        conv_width=learner.blocks[0].conv_weight.shape[2],
+        pass_through=learner.pass_through,
+    ).double()
+    exact_learner.load_state_dict(learner.state_dict())
+    exact_window = window.detach().double().requires_grad_()
+    expected = reference_learner(exact_learner, exact_window)
+    window = window.detach().requires_grad_()
+    output = learner(window)
+    assert output.dtype == window.dtype
+    pairs = {"output": (output, expected)}
+    exact_gradients = named_gradients(exact_learner, exact_window, expected)
+    for name, gradient in named_gradients(learner, window, output).items():
+        pairs[name] = (gradient, exact_gradients[name])
+    for name, (actual, exact) in pairs.items():
+        scale = max(exact.abs().max().item(), 1e-6)
+        error = (actual.double() - exact).abs().max().item() / scale
+        assert error < tolerance, f"{name}: relative error {error:.2e}"
