@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,6 @@ class World:
     data: FederatedData
     model: AdaptedModel
     sites: tuple[ImageSite, ...]
-    auxiliary: AuxiliaryImages | None
-    """Only where a method of the run needs it."""
 
     @classmethod
     def build(cls, config: Config) -> World:
@@ -62,12 +61,17 @@ class World:
             ImageSite(i, model, source, client, config.training.batch_size, config.run.seed)
             for i, client in enumerate(data.clients)
         )
-        auxiliary = None
+        world = cls(config, data, model, sites)
         if any(find_method(name).needs_auxiliary for name in config.run.methods):
-            images = load_auxiliary(config.auxiliary, config.data.image_size, config.run.seed)
-            unlabelled = ImageSource(images, backbone.mean, backbone.std, device)
-            auxiliary = AuxiliaryImages(model, unlabelled, config.data.image_size, config.run.seed)
-        return cls(config, data, model, sites, auxiliary)
+            _ = world.auxiliary  # what is missing is better missed now than after other methods
+        return world
+
+    @cached_property
+    def auxiliary(self) -> AuxiliaryImages:
+        """Unlabelled images, loaded when a method first needs them."""
+        size, seed = self.config.data.image_size, self.config.run.seed
+        images = load_auxiliary(self.config.auxiliary, size, seed)
+        return AuxiliaryImages(self.model, replace(self.sites[0].source, images=images), size, seed)
 
     def start(self, name: str) -> tuple[Server, LocalClients]:
         """A method before round 1: its server, and an engine with its clients."""
