@@ -1,8 +1,11 @@
 """Per-FedAvg in closed form on L(φ) = ½ ‖φ − c‖², and batch by batch on scattered points."""
 
+import tomllib
+
 import pytest
 import torch
 
+from pfedseq.config import dump_config, make_config
 from pfedseq.methods import METHODS
 from pfedseq.methods.per_fedavg import PerFedAvgClient, PerFedAvgConfig, double_batches
 from pfedseq.params import Params
@@ -82,3 +85,9 @@ def test_the_tested_model_has_seen_one_training_batch():
 def test_one_rate_serves_both_steps_unless_told_otherwise():
     assert PerFedAvgConfig(lr=0.3).adaptation_rate == 0.3
     assert PerFedAvgConfig(lr=0.3, inner_lr=0.1).adaptation_rate == 0.1
+
+
+def test_a_rate_that_is_not_given_is_left_out_of_the_saved_config():
+    config = make_config({"run": {"methods": ["per_fedavg"]}, "training": {"lr": 0.3}})
+    saved = make_config(tomllib.loads(dump_config(config)))
+    assert saved.method_config("per_fedavg") == PerFedAvgConfig(lr=0.3)

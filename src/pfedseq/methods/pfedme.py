@@ -9,7 +9,8 @@ the solution of the inner problem at the last batch it trained on.
 Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. A round is
 `local_epochs` passes over the data, where the authors' R is a number of batches. As in their code,
 the inner gradient carries a weight decay, and the inner problem of each batch starts from the
-solution of the batch before.
+solution of the batch before. Their inner rate of 0.09 diverges on a ViT's features (curvature up to
+85 was measured, and η_p (λ + curvature) must stay below 2), so the default is PFLlib's 0.01.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,9 @@ class PFedMeConfig(MethodConfig):
     )
     proximal_weight: float = Field(15.0, gt=0, description="λ, pull of θ_i to w_i; authors: 15")
     inner_steps: int = Field(5, ge=1, description="K, steps of θ_i on each batch; authors: 5")
-    inner_lr: float = Field(0.09, gt=0, description="rate of these steps; authors: 0.09")
+    inner_lr: float = Field(
+        0.01, gt=0, description="η_p, rate of these; PFLlib: 0.01, authors: 0.09"
+    )
     weight_decay: float = Field(
         1e-3, ge=0, description="μ, decay of θ_i; 0.001 in the authors' code, 0 in their paper"
     )
