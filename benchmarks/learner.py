@@ -4,10 +4,11 @@
     python benchmarks/learner.py --json figures.json  every N and L, about half an hour
 
 A round is one learner step (forward, backward along a direction, Adam) and one inference, for
-K = 12 layers, D = 6,144 rows and M = 16 states. Ours always run that whole round. The others run
-one layer, and where its graph would take more than the limit below a slice of its rows; their
-seconds are multiplied up, which favours them (smaller tensors, no gradients of 12 layers to
-hold). Each figure is the fastest of several rounds taken in turn, so that a disturbance hits all.
+K = 12 layers, D = 6,144 rows and M = 16 states. The fused learner always runs that whole round.
+Its PyTorch fallback runs one layer; so do the others, or a slice of its rows where the graph would
+take more than the limit below. Their seconds are multiplied up, which favours them (smaller
+tensors, no gradients of 12 layers to hold). Each figure is the fastest of several rounds taken in turn, so that a disturbance hits all;
+the processor seconds beside them, summed over threads, hardly feel other programs on the machine.
 
 Memory is the peak of the resident set above what it was with inputs and parameters in place, of
 one round in a process of its own.
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,30 +39,39 @@ GRAPH_LIMIT = 1 * 2**30
 """Bytes that a public Mamba's graph may take outside the headline shape."""
 
 
+class Seconds(NamedTuple):
+    """What one round took."""
+
+    step: float
+    inference: float
+    processor: float
+    """Of both together, summed over threads."""
+
+
 @dataclass
 class Contender:
     """A network on (rows, L, N), or ours on (K, D, L, N), and how many times it is the whole."""
 
-    round: Callable[[], tuple[float, float]]
-    """Runs once: seconds of the step and of the inference."""
+    round: Callable[[], Seconds]
     times: float
     measured_on: str
 
 
 def timed_round(
     network: nn.Module, window: Tensor, direction: Tensor, last_step: Callable[[Tensor], Tensor]
-) -> Callable[[], tuple[float, float]]:
+) -> Callable[[], Seconds]:
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
 
-    def run() -> tuple[float, float]:
-        begin = time.perf_counter()
+    def run() -> Seconds:
+        begin, processor = time.perf_counter(), time.process_time()
         optimizer.zero_grad()
         torch.autograd.backward(last_step(network(window)), -direction)
         optimizer.step()
         middle = time.perf_counter()
         with torch.no_grad():
             last_step(network(window))
-        return middle - begin, time.perf_counter() - middle
+        end = time.perf_counter()
+        return Seconds(middle - begin, end - middle, time.process_time() - processor)
 
     return run
 
@@ -77,7 +87,7 @@ def ours(kernel: str, clients: int, steps: int) -> Contender:
         learner, window.permute(2, 3, 0, 1), direction.permute(1, 2, 0), lambda output: output
     )
 
-    def with_kernel() -> tuple[float, float]:
+    def with_kernel() -> Seconds:
         os.environ["PFEDSEQ_MAMBA_KERNEL"] = kernel
         fused_mamba.cache_clear()
         return run()
@@ -136,23 +146,25 @@ NAMES = ("ours, fused", "ours, fallback", "mambapy, pscan", "mambapy, loop", "tr
 def compare(clients: int, steps: int, repeats: int) -> dict[str, Any]:
     """One shape, all contenders in turn; seconds are of the whole round."""
     contenders = {name: make(name, clients, steps) for name in NAMES}
-    best = {name: (float("inf"), float("inf")) for name in NAMES}
+    rounds: dict[str, list[Seconds]] = {name: [] for name in NAMES}
     for _ in range(repeats):
         for name, contender in contenders.items():
-            step, inference = contender.round()
-            best[name] = (min(best[name][0], step), min(best[name][1], inference))
+            rounds[name].append(contender.round())
     figures: dict[str, Any] = {}
     for name, contender in contenders.items():
-        step, inference = (seconds * contender.times for seconds in best[name])
+        fastest = (min(seconds) * contender.times for seconds in zip(*rounds[name], strict=True))
+        step, inference, processor = fastest
         figures[name] = {
             "step_seconds": step,
             "inference_seconds": inference,
             "round_seconds": step + inference,
+            "processor_seconds": processor,
             "measured_on": contender.measured_on,
         }
-    fused = figures["ours, fused"]["round_seconds"]
+    fused = figures["ours, fused"]
     for figure in figures.values():
-        figure["ratio"] = figure["round_seconds"] / fused
+        figure["ratio"] = figure["round_seconds"] / fused["round_seconds"]
+        figure["processor_ratio"] = figure["processor_seconds"] / fused["processor_seconds"]
     return {"clients": clients, "steps": steps, "contenders": figures}
 
 
@@ -185,16 +197,21 @@ def print_shape(shape: dict[str, Any]) -> None:
         print(
             f"  {name:15} step {figure['step_seconds']:8.2f} s"
             f"  inference {figure['inference_seconds']:7.2f} s"
-            f"  x {figure['ratio']:6.1f}  ({figure['measured_on']})",
+            f"  x {figure['ratio']:6.1f}"
+            f"  processor {figure['processor_seconds']:8.2f} s"
+            f"  x {figure['processor_ratio']:6.1f}  ({figure['measured_on']})",
             flush=True,
         )
 
 
 def headline(shape: dict[str, Any]) -> dict[str, float]:
     """The ratios of the headline shape; mambapy counts with the faster of its two scans."""
-    ratio = {name: figure["ratio"] for name, figure in shape["contenders"].items()}
+    contenders = shape["contenders"]
+    ratio = {name: figure["ratio"] for name, figure in contenders.items()}
+    processor = [contenders[name]["processor_ratio"] for name in NAMES if "mambapy" in name]
     return {
         "ratio_vs_mambapy": min(ratio["mambapy, pscan"], ratio["mambapy, loop"]),
+        "processor_ratio_vs_mambapy": min(processor),
         "ratio_vs_mambapy_pscan": ratio["mambapy, pscan"],
         "ratio_vs_mambapy_loop": ratio["mambapy, loop"],
         "ratio_vs_transformers": ratio["transformers"],
