@@ -163,7 +163,7 @@ def fused_mamba() -> FusedMamba | None:
     except FileNotFoundError:
         warnings.warn(
             "pfedseq was built without its C kernel (no compiler was found), so the Mamba learner "
-            "runs in plain PyTorch, about ten times slower; reinstall pfedseq with a C compiler "
+            "runs in plain PyTorch, some fifteen times slower; reinstall pfedseq with a C compiler "
             "to have it.",
             stacklevel=2,
         )

@@ -12,6 +12,7 @@ starts. Normalisation is RMSNorm, as in the authors' released models.
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -146,13 +147,13 @@ class MambaLearner(nn.Module):
         """ξ (K, D, N) from a window (K, D, L, N) of any length L ≥ 1, oldest step first."""
         check_window(window, self, self.num_layers, self.num_clients)
         blocks = [block.weights() for block in self._blocks()]
-        on_cpu = window.dtype == torch.float32 and window.device.type == "cpu"
-        kernel = fused_mamba() if on_cpu else None
+        fusable = window.dtype == torch.float32 and window.device.type == "cpu"
+        kernel = fused_mamba() if fusable else None
         output = (kernel or chunked_network)(window, blocks)
         return window[:, :, -1] + output if self.pass_through else output
 
     def _blocks(self) -> list[MambaBlock]:
-        return [block for block in self.blocks if isinstance(block, MambaBlock)]
+        return cast("list[MambaBlock]", list(self.blocks))
 
 
 def _initial_step_bias(uniform: Tensor) -> Tensor:
