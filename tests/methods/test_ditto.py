@@ -46,10 +46,11 @@ def test_the_personal_model_starts_as_the_received_one():
     assert_close(client.personal(DOWN), GLOBAL - 0.1 * (GLOBAL - CENTER))
 
 
-def test_two_passes_over_the_data_a_round():
+def test_each_batch_serves_both_models():
+    """One pass of three batches: the same three for v_i and for w_i, all examples in each."""
     task = RecordingTask(ScatteredTask(CENTER, 6))
     DittoClient(DittoConfig(), task, {}).train(DOWN)
     batches = [batch for _, batch in task.asked]
     assert len(batches) == 6
-    for phase in (batches[:3], batches[3:]):
-        assert sorted(torch.cat(phase).tolist()) == list(range(6))
+    assert all(a is b for a, b in zip(batches[::2], batches[1::2], strict=True))
+    assert sorted(torch.cat(batches[::2]).tolist()) == list(range(6))

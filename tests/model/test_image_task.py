@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from pfedseq.data.dataset import ClientData, ImageSet
+from pfedseq.methods.ditto import DittoClient, DittoConfig
 from pfedseq.methods.pfedme import PFedMeClient, PFedMeConfig
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
@@ -44,8 +45,12 @@ class Forgetful(ImageTask):
         return super()._examples(batch)
 
 
-def test_inner_steps_on_one_batch_read_it_once(site, monkeypatch):
-    """pFedMe's K = 5 steps on each of 3 batches: 3 readings instead of 15, the same bits."""
+@pytest.mark.parametrize(
+    ("client", "config", "gradients"),
+    [(PFedMeClient, PFedMeConfig(inner_steps=5), 5), (DittoClient, DittoConfig(), 2)],
+)
+def test_each_batch_is_read_once(site, monkeypatch, client, config, gradients):
+    """pFedMe's K steps and Ditto's two on each of 3 batches: 3 readings, and the same bits."""
     reads = []
     plain_pixels = ImageSource.pixels
 
@@ -58,20 +63,19 @@ def test_inner_steps_on_one_batch_read_it_once(site, monkeypatch):
     def train(task):
         reads.clear()
         initial, state = task.initial, {}
-        config = PFedMeConfig(inner_lr=0.05)
-        PFedMeClient(config, task, state).train({"adapter": initial.adapter, "head": initial.head})
-        return state, list(reads)
+        reply = client(config, task, state).train(
+            {"adapter": initial.adapter, "head": initial.head}
+        )
+        return [*state.values(), *reply.tensors.values()], list(reads)
 
-    task = site.task(1, "train")
-    state, readings = train(task)
-    twin = site.task(1, "train")
-    naive_state, naive_readings = train(
-        Forgetful(site.model, site.source, site.data, site.batch_size, twin._order)
-    )
+    results, readings = train(site.task(1, "train"))
+    order = site.task(1, "train")._order
+    naive = Forgetful(site.model, site.source, site.data, site.batch_size, order)
+    naive_results, naive_readings = train(naive)
     assert readings == [4, 4, 2]
-    assert naive_readings == [4] * 5 + [4] * 5 + [2] * 5
-    assert all(torch.equal(state[key], naive_state[key]) for key in naive_state)
-    assert not torch.equal(state["adapter"], site.model.initial.adapter)
+    assert naive_readings == [4] * gradients + [4] * gradients + [2] * gradients
+    assert all(torch.equal(a, b) for a, b in zip(results, naive_results, strict=True))
+    assert not torch.equal(results[0], site.model.initial.adapter)
 
 
 def test_testing_and_exporting_draw_the_same_batches(site):

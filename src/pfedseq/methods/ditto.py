@@ -5,17 +5,16 @@ Algorithm 1.
 
 Sent down and up: θ and ω of the global w. Evaluated: the client's own v_i, which stays with it.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. The authors
-alternate a step of v_i and a step of w_i on each batch; here v_i makes its passes first, then w_i.
-Neither reads the other's steps (v_i is pulled to the w that was received), so only the order of
-the batches differs.
+Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. Both models
+make the same number of passes (`local_epochs`). As in the authors' code each batch, once read,
+serves a step of v_i and a step of w_i; since v_i is pulled to the w that was received, neither sees
+the other's steps: w_i is FedAvg's to the last bit, and v_i without a pull is Local's.
 """
 
 from pydantic import Field
 
 from pfedseq.federation import Client, Method, MethodConfig, Reply, Tensors
 from pfedseq.methods.fedavg import FedAvgServer
-from pfedseq.optim import local_sgd
 from pfedseq.params import Params
 
 
@@ -33,16 +32,14 @@ class DittoClient(Client):
     config: DittoConfig
 
     def train(self, down: Tensors) -> Reply:
-        """v_i ← SGD(L + λ/2 ‖v_i − w‖²) from v_i; then w_i ← SGD(L) from w."""
-        lr, epochs = self.config.lr, self.config.local_epochs
-        received = Params(down["adapter"], down["head"])
-
-        def pull(own: Params) -> Params:
-            return self.config.proximal_weight * (own - received)
-
-        own = local_sgd(self.task, self.personal(down), lr, epochs, penalty=pull)
+        """v_i ← v_i − η (∇L(v_i; B) + λ (v_i − w)) and w_i ← w_i − η ∇L(w_i; B) from w."""
+        lr, weight = self.config.lr, self.config.proximal_weight
+        received = shared = Params(down["adapter"], down["head"])
+        own = self.personal(down)
+        for batch in self.task.batches(self.config.local_epochs):
+            own = own.descend(self.task.grad(own, batch) + weight * (own - received), lr)
+            shared = shared.descend(self.task.grad(shared, batch), lr)
         self.state.update(adapter=own.adapter, head=own.head)
-        shared = local_sgd(self.task, received, lr, epochs)
         return Reply({"adapter": shared.adapter, "head": shared.head})
 
     def personal(self, down: Tensors) -> Params:

@@ -123,7 +123,7 @@ class ImageTask:
     def _examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Pixels and labels of a batch, kept for when the same one is asked for again.
 
-        pFedMe takes K gradients on each batch: it is read and normalised once.
+        pFedMe takes K gradients on each batch, Ditto two: it is read and normalised once.
         """
         if self._read is None or self._read[0] is not batch:
             indices = self.data.train[batch.numpy()]
