@@ -7,8 +7,9 @@ A round is one learner step (forward, backward along a direction, Adam) and one 
 K = 12 layers, D = 6,144 rows and M = 16 states. The fused learner always runs that whole round.
 Its PyTorch fallback runs one layer; so do the others, or a slice of its rows where the graph would
 take more than the limit below. Their seconds are multiplied up, which favours them (smaller
-tensors, no gradients of 12 layers to hold). Each figure is the fastest of several rounds taken in turn, so that a disturbance hits all;
-the processor seconds beside them, summed over threads, hardly feel other programs on the machine.
+tensors, no gradients of 12 layers to hold). Each figure is the fastest of several rounds taken in
+turn, so that a disturbance hits all; the processor seconds beside them, summed over threads, feel
+other programs on the machine much less.
 
 Memory is the peak of the resident set above what it was with inputs and parameters in place, of
 one round in a process of its own.
