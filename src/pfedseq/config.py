@@ -45,6 +45,15 @@ class ModelSection(Section):
         description="`demo`, a hub id (paper: google/vit-base-patch16-224-in21k), a folder of "
         "transformers, or a timm-format weights file",
     )
+    mean: tuple[float, float, float] | None = Field(
+        None, description="of the inputs in [0, 1]; default: the backbone's own, else 0.5"
+    )
+    std: tuple[float, float, float] | None = Field(
+        None, description="of the inputs in [0, 1]; default: the backbone's own, else 0.5"
+    )
+    num_heads: int | None = Field(
+        None, ge=1, description="for a timm-format file whose heads are not 64 wide"
+    )
 
 
 class TrainingSection(Section):

@@ -15,12 +15,14 @@ from pfedseq.checkpoint import load_checkpoint, save_checkpoint
 from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.dataset import FederatedData
+from pfedseq.data.distribution import partition_record
 from pfedseq.data.loading import load_data
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
 from pfedseq.federation import Server, Setup
+from pfedseq.files import write_atomically
 from pfedseq.methods import find_method
 from pfedseq.metrics import RoundRecord
 from pfedseq.model.auxiliary import AuxiliaryImages
@@ -51,7 +53,14 @@ class World:
         """Load data and backbone; everything is a function of the config and its seed."""
         device = pick_device(config.engine.device)
         data = load_data(config.data, config.run.seed)
-        backbone = load_backbone(config.model.backbone, config.data.image_size)
+        section = config.model
+        backbone = load_backbone(
+            section.backbone,
+            config.data.image_size,
+            section.mean,
+            section.std,
+            num_heads=section.num_heads,
+        )
         backbone.model.to(device)
         model = AdaptedModel(
             backbone, config.adapter, len(data.images.class_names), config.run.seed
@@ -127,6 +136,7 @@ def pick_device(wanted: str) -> torch.device:
 
 def run_methods(world: World, folder: RunFolder, listener: Listener | None) -> dict[str, Any]:
     """Run, or continue from their checkpoints, all methods of a folder's config."""
+    write_atomically(folder.partition, partition_record(world.data))
     for name in world.config.run.methods:
         _run_method(world, folder, name, listener)
     summary = folder.write_summary()

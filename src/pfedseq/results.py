@@ -14,11 +14,12 @@ from pfedseq.metrics import RoundRecord, summarise_run
 
 
 class RunFolder:
-    """config.toml, metrics.jsonl, summary.json, curves.png, adapters/ and checkpoints/."""
+    """A config, its partition, metrics, summary, curves, adapters and checkpoints."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.toml"
+        self.partition = path / "partition.json"
         self.metrics = path / "metrics.jsonl"
         self.summary = path / "summary.json"
         self.curves = path / "curves.png"

@@ -280,6 +280,17 @@ def test_one_who_is_not_described_rests_for_a_round_and_keeps_its_profile():
     assert not torch.equal(server.profiles[3], profile)
 
 
+def test_what_a_client_keeps_is_not_the_servers_own_tensor():
+    """Client 3 misses the description that ends round 2: it still has round 1's f, to the bit."""
+    server, clients = make_server(), make_clients()
+    server.run_round(1, clients)
+    kept = {name: tensor.clone() for name, tensor in clients.states[3].items()}
+    server.run_round(2, Absences(clients, ("describe", 2, 3)))
+    for name, tensor in kept.items():
+        if name != "head":
+            assert torch.equal(clients.states[3][name], tensor), name
+
+
 def test_what_is_sent():
     """Down |f| + a + d; up 2d + a + |f|, four bytes each; f once more before round 1."""
     server, clients = make_server(), make_clients()

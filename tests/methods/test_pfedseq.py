@@ -112,19 +112,20 @@ def test_windows(t):
 
 
 def small_server(**options):
-    centers = random_centers(3, num_layers=2, adapter_dim=4)
+    """Three clients after three rounds; a learner that is all Mamba and nowhere zero."""
     initial = Params(torch.zeros(2, 4), torch.zeros(3))
-    config = PFedSeqConfig(state_dim=4, **options)
-    server = PFedSeqServer(config, Setup(initial, (1, 1, 1), 9, seed=0))
+    plain = {"residual": "none", "zero_projections": False}
+    config = PFedSeqConfig(state_dim=4, **plain | options)
+    server = PFedSeqServer(config, Setup(initial, (1, 2, 5), 9, seed=0))
     rng = torch.Generator().manual_seed(1)
     for _ in range(3):
         server.history.append(torch.randn(3, 2, 4, generator=rng))
-    return server, torch.randn(3, 2, 4, generator=rng), centers
+    return server, torch.randn(3, 2, 4, generator=rng)
 
 
 def test_learner_update_equals_the_explicit_jacobian():
     """Eq. (5): one SGD step of rate 1 adds Δψ = Σ_i (∂ξ_i/∂ψ)ᵀ Δ_i, J built entry by entry."""
-    server, deltas, _ = small_server()
+    server, deltas = small_server()
     window = server.history.window()
     parameters = dict(server.learner.named_parameters())
     names = list(parameters)
@@ -146,7 +147,7 @@ def test_learner_update_equals_the_explicit_jacobian():
 
 def test_learner_moves_its_output_along_the_update():
     """The sign of Eq. (5): after a small step, ⟨ξ' − ξ, Δ⟩ > 0; a flipped minus gives < 0."""
-    server, deltas, _ = small_server()
+    server, deltas = small_server()
     window = server.history.window()
     before = server.learner(window).detach()
     step_along(torch.optim.SGD(server.learner.parameters(), 1e-3), server.learner(window), deltas)
@@ -155,9 +156,9 @@ def test_learner_moves_its_output_along_the_update():
 
 def test_the_round_trains_on_the_window_before_its_own_update():
     """Eq. (5) uses Δ^{1:t−1}: the gradient must not see Δ^t as an input."""
-    server, deltas, _ = small_server(warmup_rounds=9)
+    server, deltas = small_server(warmup_rounds=9)
     window = server.history.window()
-    reference, _, _ = small_server(warmup_rounds=9)
+    reference, _ = small_server(warmup_rounds=9)
     step_along(reference.optimizer, reference.learner(window), deltas)
     server.update(4, {i: Reply({"delta": deltas[i]}) for i in range(3)})
     for mine, theirs in zip(
@@ -169,7 +170,7 @@ def test_the_round_trains_on_the_window_before_its_own_update():
 @pytest.mark.parametrize("scale", ["layer", "client", "row"])
 def test_calibrations_scale_with_the_updates(scale):
     """Updates a thousand times smaller give calibrations a thousand times smaller."""
-    server, _, _ = small_server(scale=scale)
+    server, _ = small_server(scale=scale)
     window = server.history.window()
     with torch.no_grad():
         large, small = server.learner(window), server.learner(window * 1e-3)
@@ -181,7 +182,7 @@ def test_calibrations_scale_with_the_updates(scale):
 )
 def test_scale_is_the_rms_over_its_axes(scale, axes):
     """With the identity for a model, ξ = scale · (Δ / scale) = Δ; the model sees RMS 1."""
-    server, _, _ = small_server(scale=scale)
+    server, _ = small_server(scale=scale)
     seen = []
 
     class Spy(nn.Module):
@@ -199,7 +200,7 @@ def test_scale_is_the_rms_over_its_axes(scale, axes):
 
 def test_variant_c_mixes_no_clients():
     """Without cross-client modelling a client's ξ depends on its own updates alone."""
-    server, _, _ = small_server(ablation="no_cross_client", scale="none")
+    server, _ = small_server(ablation="no_cross_client", scale="none")
     window = server.history.window()
     changed = window.clone()
     changed[..., 1] += 1.0
@@ -213,7 +214,7 @@ def test_variant_c_mixes_no_clients():
 
 
 def test_the_full_method_does_mix_clients():
-    server, _, _ = small_server(scale="none")
+    server, _ = small_server(scale="none")
     window = server.history.window()
     changed = window.clone()
     changed[..., 1] += 1.0
@@ -234,6 +235,42 @@ def test_warm_up_equals_averaged_adapters_with_own_heads():
 
 def test_a_window_of_zeros_is_no_trouble():
     """Clients that have converged send Δ = 0; the calibration is then 0, not NaN."""
-    server, _, _ = small_server()
+    server, _ = small_server()
     with torch.no_grad():
         assert torch.equal(server.learner(torch.zeros(2, 4, 3, 3)), torch.zeros(3, 2, 4))
+
+
+def test_before_it_has_learnt_anything_the_learner_is_its_residual():
+    """With projections at zero: nothing, the newest Δ_i, or the decayed drift from the mean.
+
+    Drift with ρ = 1/2 and weights 1/8, 2/8, 5/8: x_i = Δ_i^3 + Δ_i^2 / 2 + Δ_i^1 / 4, minus
+    x̄ = (x_0 + 2 x_1 + 5 x_2) / 8.
+    """
+    for residual in ("none", "newest", "drift"):
+        server, _ = small_server(residual=residual, zero_projections=True, drift_decay=0.5)
+        window = server.history.window()
+        oldest, middle, newest = (window[:, :, j].permute(2, 0, 1) for j in range(3))
+        x = newest + middle / 2 + oldest / 4
+        drift = x - (x[0] + 2 * x[1] + 5 * x[2]) / 8
+        expected = {"none": torch.zeros_like(x), "newest": newest, "drift": drift}[residual]
+        with torch.no_grad():
+            torch.testing.assert_close(server.learner(window), expected)
+
+
+def test_drift_leaves_the_mean_adapter_alone():
+    """Σ_i |D_i| ξ_i = 0: personal offsets do not add up in the global adapter of Eq. (1)."""
+    server, _ = small_server(residual="drift", zero_projections=True)
+    with torch.no_grad():
+        calibrations = server.learner(server.history.window())
+    weights = torch.tensor([1.0, 2.0, 5.0])
+    total = torch.tensordot(weights, calibrations, dims=1)
+    torch.testing.assert_close(total, torch.zeros_like(total), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ["lstm", "mlp"])
+def test_other_architectures_learn_in_the_same_place(architecture):
+    server, deltas = small_server(architecture=architecture, max_sequence_length=5)
+    window = server.history.window()
+    before = server.learner(window).detach()
+    step_along(torch.optim.SGD(server.learner.parameters(), 1e-3), server.learner(window), deltas)
+    assert ((server.learner(window).detach() - before) * deltas).sum() > 0

@@ -44,11 +44,16 @@ class LearnerConfig(BaseModel):
     scale: Literal["none", "layer", "client", "row"] = Field(
         "layer", description="over what one RMS is taken that divides Δ and multiplies ξ"
     )
-    pass_through: bool = Field(
-        True, description="whether the newest Δ itself passes through the outer residual to ξ"
+    residual: Literal["none", "newest", "drift"] = Field(
+        "drift",
+        description="what the learner's output is added to: nothing, the newest Δ_i, or the drift "
+        "Σ_j (Δ_i^j − Δ̄^j) of client i from the mean over the window",
     )
-    zero_last_projection: bool = Field(
-        False, description="start the last out-projection at zero, so that blocks add nothing"
+    drift_decay: float = Field(
+        0.8, ge=0, lt=1, description="ρ, how much of the drift is kept from round to round"
+    )
+    zero_projections: bool = Field(
+        True, description="start the out-projections at zero, so that ξ starts as the residual"
     )
 
     @property
@@ -76,6 +81,9 @@ class CalibrationLearner(nn.Module):
                 num_layers=len(setup.initial.adapter),
                 num_clients=1 if self.shared_weights else setup.num_clients,
             )
+        total = sum(setup.num_examples)
+        self.shares: Tensor  # |D_i| / |D|, the weights of Eq. (1)
+        self.register_buffer("shares", torch.tensor(setup.num_examples) / total, persistent=False)
         self.to(setup.initial.adapter.device)
 
     def forward(self, window: Tensor) -> Tensor:
@@ -88,7 +96,20 @@ class CalibrationLearner(nn.Module):
             outputs: Tensor = self.model(rows).reshape(layers, dim, clients)
         else:
             outputs = self.model(scaled)  # (K, D, N)
-        return (outputs * scale.squeeze(2)).permute(2, 0, 1)
+        calibrations = outputs * scale.squeeze(2)
+        if self.config.residual == "drift":
+            calibrations = calibrations + self._drift(window)
+        return calibrations.permute(2, 0, 1)
+
+    def _drift(self, window: Tensor) -> Tensor:
+        """Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) (K, D, N); without Δ̄ in variant C, which mixes no clients."""
+        ages = torch.arange(window.shape[2] - 1, -1, -1, device=window.device)
+        decayed: Tensor = torch.tensordot(
+            window, self.config.drift_decay ** ages.float(), dims=([2], [0])
+        )
+        if self.shared_weights:
+            return decayed
+        return decayed - (decayed * self.shares).sum(-1, keepdim=True)
 
     def _scale(self, window: Tensor) -> Tensor:
         if self.config.scale == "none":
@@ -99,7 +120,7 @@ class CalibrationLearner(nn.Module):
 
 def _sequence_model(config: LearnerConfig, num_layers: int, num_clients: int) -> nn.Module:
     """K sequence models as one module: (K, D, L, N) in, (K, D, N) out."""
-    through, zero = config.pass_through, config.zero_last_projection
+    through, zero = config.residual == "newest", config.zero_projections
     if config.architecture == "mamba":
         return MambaLearner(
             num_layers,
@@ -107,7 +128,7 @@ def _sequence_model(config: LearnerConfig, num_layers: int, num_clients: int) ->
             config.state_dim,
             config.num_blocks,
             pass_through=through,
-            zero_last_projection=zero,
+            zero_projections=zero,
         )
     if config.architecture == "lstm":
         return LSTMLearner(
@@ -115,12 +136,12 @@ def _sequence_model(config: LearnerConfig, num_layers: int, num_clients: int) ->
             num_clients,
             config.num_blocks,
             pass_through=through,
-            zero_last_projection=zero,
+            zero_projections=zero,
         )
     return MLPLearner(
         num_layers,
         num_clients,
         config.window_length,
         pass_through=through,
-        zero_last_projection=zero,
+        zero_projections=zero,
     )

@@ -20,7 +20,7 @@ class LSTMLearner(nn.Module):
         num_clients: N.
         num_blocks: stacked recurrent layers.
         expand: hidden units per client.
-        zero_last_projection: start the projection at zero.
+        zero_projections: start the projection at zero.
         pass_through: add the last step's own input to the output.
     """
 
@@ -31,7 +31,7 @@ class LSTMLearner(nn.Module):
         num_blocks: int = 2,
         expand: int = 2,
         *,
-        zero_last_projection: bool = False,
+        zero_projections: bool = False,
         pass_through: bool = True,
     ) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class LSTMLearner(nn.Module):
             nn.LSTM(num_clients, hidden, num_blocks, batch_first=True) for _ in range(num_layers)
         )
         self.projections = nn.ModuleList(nn.Linear(hidden, num_clients) for _ in range(num_layers))
-        if zero_last_projection:
+        if zero_projections:
             for parameter in self.projections.parameters():
                 nn.init.zeros_(parameter)
         self._step_values = 8 * num_blocks * hidden  # gates, cell and hidden states

@@ -95,8 +95,8 @@ class MambaLearner(nn.Module):
         num_blocks: Mamba blocks per network; the paper uses two.
         expand: inner channels per client, E/N.
         conv_width: W, the steps that the causal convolution sees.
-        zero_last_projection: start the last block's `out_proj` at zero, so that the block adds
-            nothing at first.
+        zero_projections: start every block's `out_proj` at zero, so that at first the blocks add
+            nothing; they can leave zero at once, as each projection's own gradient is alive.
         pass_through: let the last step's own input into the output through the residual stream;
             without it the output is the sum of the blocks' outputs.
         generator: draws the initial values; torch's global generator if none is given.
@@ -111,7 +111,7 @@ class MambaLearner(nn.Module):
         expand: int = 2,
         conv_width: int = 4,
         *,
-        zero_last_projection: bool = False,
+        zero_projections: bool = False,
         pass_through: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -139,9 +139,7 @@ class MambaLearner(nn.Module):
         with torch.no_grad():
             # Each block adds to the residual stream: keep the sum's variance (GPT-2's scheme).
             for block in self._blocks():
-                block.out_proj.mul_(num_blocks**-0.5)
-            if zero_last_projection:
-                self._blocks()[-1].out_proj.zero_()
+                block.out_proj.mul_(0 if zero_projections else num_blocks**-0.5)
 
     def forward(self, window: Tensor) -> Tensor:
         """ξ (K, D, N) from a window (K, D, L, N) of any length L ≥ 1, oldest step first."""

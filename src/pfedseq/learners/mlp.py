@@ -23,7 +23,7 @@ class MLPLearner(nn.Module):
         num_clients: N.
         max_sequence_length: L, the one length that the networks read.
         hidden: units of each of the three hidden layers.
-        zero_last_projection: start the last layer at zero.
+        zero_projections: start the last layer at zero.
         pass_through: add the last step's own input to the output.
     """
 
@@ -34,7 +34,7 @@ class MLPLearner(nn.Module):
         max_sequence_length: int,
         hidden: int = 100,
         *,
-        zero_last_projection: bool = False,
+        zero_projections: bool = False,
         pass_through: bool = True,
     ) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class MLPLearner(nn.Module):
             )
             for _ in range(num_layers)
         )
-        if zero_last_projection:
+        if zero_projections:
             for network in self.networks:
                 for parameter in list(network.parameters())[-2:]:
                     nn.init.zeros_(parameter)
