@@ -16,6 +16,7 @@ one round in a process of its own.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -257,17 +258,22 @@ def main() -> None:
         figures["peak_extra_mib_largest"] = peak_extra_mib("ours, fused", CLIENTS[-1], LENGTHS[-1])
         for key in ("fallback_one_layer", "mambapy_one_layer", "largest"):
             print(f"Above the inputs, {key}: {figures[f'peak_extra_mib_{key}']:.0f} MiB")
-        for clients in CLIENTS:
-            for steps in LENGTHS:
-                if (clients, steps) != HEADLINE:
-                    shape = compare(clients, steps, arguments.repeats)
-                    print_shape(shape)
-                    figures["shapes"].append(shape)
+        for clients, steps in itertools.product(CLIENTS, LENGTHS):
+            if (clients, steps) != HEADLINE:
+                shape = compare(clients, steps, arguments.repeats)
+                print_shape(shape)
+                figures["shapes"].append(shape)
+                write(figures, arguments.json)
     figures["load_average_after"] = os.getloadavg()[0]
-    if arguments.json:
-        temporary = arguments.json.with_suffix(".tmp")
+    write(figures, arguments.json)
+
+
+def write(figures: dict[str, Any], path: Path | None) -> None:
+    """What is known so far, so that a long run may be cut short."""
+    if path is not None:
+        temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(figures, indent=2) + "\n")
-        os.replace(temporary, arguments.json)
+        os.replace(temporary, path)
 
 
 if __name__ == "__main__":
