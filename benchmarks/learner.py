@@ -230,6 +230,7 @@ def main() -> None:
     parser.add_argument("--peak-of", nargs=3, metavar=("NAME", "N", "L"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # what the kernel goes by
     if arguments.peak_of:
         name, clients, steps = arguments.peak_of
         print(measure_own_peak(name, int(clients), int(steps)))
