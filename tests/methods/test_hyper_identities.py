@@ -80,20 +80,16 @@ def test_heads_are_tuned_together_with_the_adapter_as_in_local(local):
             torch.testing.assert_close(phi.head, local[i].head)
 
 
-def test_perada_without_distillation_is_ditto_with_twice_the_pull_and_equal_weights():
-    """Ditto on its own terms: v_i descends L_i(v) + (μ/2) ‖v − w‖² with μ = 2λ, w is FedAvg's."""
-    pull = 0.3
-    fedavg = METHODS["fedavg"]
-    equal = (1, 1, 1)
-    own = {i: Params(torch.zeros(2, 5), torch.zeros(3)) for i in range(3)}
-    for t in range(ROUNDS):
-        server, _ = play(fedavg, fedavg.config(lr=LR), CENTERS, equal, t, num_batches=2)
-        shared = Params(**server.payload(0))
-        for i, center in enumerate(CENTERS):
-            for _ in range(2):
-                own[i] = own[i] - LR * ((own[i] - center) + 2 * pull * (own[i] - shared))
-    perada = play_changed("perada", lambda s: None, proximal_weight=pull, distillation_steps=0)
-    assert_equal_runs(perada, own)
+def test_perada_without_distillation_is_ditto_with_twice_the_pull():
+    """Ditto's server weighs by |D_i| and PerAda's does not: they meet where all |D_i| are equal."""
+    equal, runs = (3, 3, 3), {}
+    options = {"ditto": {"proximal_weight": 0.6}, "perada": {"proximal_weight": 0.3}}
+    options["perada"]["distillation_steps"] = 0
+    for name, own in options.items():
+        config = METHODS[name].config(lr=LR, **own)
+        server, clients = play(METHODS[name], config, CENTERS, equal, ROUNDS, num_batches=2)
+        runs[name] = results(server, clients)
+    assert_equal_runs(runs["perada"], runs["ditto"])
 
 
 def test_pfedhn_and_pefll_do_not_move_where_the_hypernetwork_may_not():

@@ -10,6 +10,7 @@ is 2λ (v − φ). The authors' code also keeps labelled validation data at the 
 the best step of the distillation and may discard it: here the server sees no labels and takes
 the last step. Their code stops distilling after 30 rounds; their algorithm does not, and nor do
 we (`distillation_rounds` limits it). Only clients that answer teach, each with the same weight.
+Each batch, once read, serves a step of v_i and a step of φ_i, as in Ditto; neither sees the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,6 @@ from pydantic import Field
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, Method, MethodConfig, Reply, Setup, Tensors, stack
 from pfedseq.methods.fedavg import FedAvgServer
-from pfedseq.optim import local_sgd
 from pfedseq.params import Params, weighted_mean
 
 
@@ -88,22 +88,20 @@ class PerAdaClient(Client):
     config: PerAdaConfig
 
     def train(self, down: Tensors) -> Reply:
-        """v_i ← SGD on L_i(v) + λ ‖v − φ‖²; then φ_i ← SGD on L_i from φ."""
-        lr, epochs = self.config.lr, self.config.local_epochs
-        shared = Params(down["adapter"], down["head"])
-        pull = 2 * self.config.proximal_weight
-        own = local_sgd(
-            self.task, self.personal(down), lr, epochs, penalty=lambda v: pull * (v - shared)
-        )
+        """v_i ← v_i − η (∇L(v_i; B) + 2λ (v_i − φ)) and φ_i ← φ_i − η ∇L(φ_i; B) from φ."""
+        lr, pull = self.config.lr, 2 * self.config.proximal_weight
+        received = shared = Params(down["adapter"], down["head"])
+        own = self.personal(down)
+        for batch in self.task.batches(self.config.local_epochs):
+            own = own.descend(self.task.grad(own, batch) + pull * (own - received), lr)
+            shared = shared.descend(self.task.grad(shared, batch), lr)
         self.state.update(adapter=own.adapter, head=own.head)
-        trained = local_sgd(self.task, shared, lr, epochs)
-        return Reply({"adapter": trained.adapter, "head": trained.head})
+        return Reply({"adapter": shared.adapter, "head": shared.head})
 
     def personal(self, down: Tensors) -> Params:
-        """v_i, the initial model before the first round."""
-        initial = self.task.initial
+        """v_i, which starts as the φ received first."""
         return Params(
-            self.state.get("adapter", initial.adapter), self.state.get("head", initial.head)
+            self.state.get("adapter", down["adapter"]), self.state.get("head", down["head"])
         )
 
 
