@@ -47,7 +47,7 @@ class WireClients(LocalClients):
     def deliver(self, i: int, step: str, t: int, down: Tensors) -> Reply:
         """Encode the message, rebuild the client from its stored bytes, encode its reply."""
         message, stored = encode(down), encode(self.states[i])
-        device = next((x.device for x in down.values()), None)
+        device = self.sites[i].task(t, step).initial.adapter.device
         state = decode(stored, device).tensors
         reply = self._run(i, step, t, decode(message, device).tensors, state)
         self.states[i] = decode(encode(state), device).tensors
