@@ -23,7 +23,7 @@ app = typer.Typer(
 
 app.add_typer(cli_data.app, name="data")
 
-_EXIT_BAD_INPUT = 2
+_EXIT_BAD_INPUT, _EXIT_INTERRUPTED = 2, 130
 
 Overrides = Annotated[
     list[str] | None,
@@ -41,9 +41,6 @@ def main() -> None:
     except InputError as problem:
         print(f"pfedseq: {problem}", file=sys.stderr)
         sys.exit(_EXIT_BAD_INPUT)
-    except KeyboardInterrupt:
-        print("pfedseq: interrupted; `pfedseq resume FOLDER` continues a run", file=sys.stderr)
-        sys.exit(130)
 
 
 def _show_version(wanted: bool) -> None:
@@ -195,8 +192,12 @@ def _show(config: Any, work: Any, folder: Path) -> None:
 
     for sentence in config.advice():
         print(f"pfedseq: warning: {sentence}", file=sys.stderr)
-    with ProgressDisplay(config.run.methods, config.run.rounds) as display:
-        summary = work(display.advance)
+    try:
+        with ProgressDisplay(config.run.methods, config.run.rounds) as display:
+            summary = work(display.advance)
+    except KeyboardInterrupt:
+        print(f"pfedseq: interrupted; `pfedseq resume {folder}` goes on", file=sys.stderr)
+        raise typer.Exit(_EXIT_INTERRUPTED) from None
     print_results(summary, folder)
 
 

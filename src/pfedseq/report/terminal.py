@@ -197,9 +197,11 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
         "relative to Local; bytes: per round, all clients",
         title_justify="left",
         caption_justify="left",
+        box=SIMPLE,
+        padding=0,
     )
     table.add_column("method")
-    for heading in ("client mean", "worst", "weighted", "difference", "better/worse"):
+    for heading in ("client\nmean", "worst\nclient", "difference", "better\n/worse"):
         table.add_column(heading, justify="right")
     for heading in ("cost", "up", "down"):
         table.add_column(heading, justify="right")
@@ -209,8 +211,7 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
             METHODS[row.method].title,
             _percent(row.client_mean),
             _percent(row.worst_client),
-            _percent(row.sample_weighted),
-            f"{100 * row.difference.mean:+.2f} ± {100 * row.difference.std:.2f}",
+            f"{100 * row.difference.mean:+.2f}±{100 * row.difference.std:.2f}",
             f"{row.wins}/{row.losses}",
             "–" if row.cost_ratio is None else f"{row.cost_ratio:.2f}",
             _bytes(round(row.bytes_up_per_round)),
@@ -222,7 +223,7 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
 
 
 def _percent(value: MeanStd) -> str:
-    return f"{100 * value.mean:.2f} ± {100 * value.std:.2f}"
+    return f"{100 * value.mean:.2f}±{100 * value.std:.2f}"
 
 
 def print_results(summary: dict[str, Any], folder: Path) -> None:
@@ -230,6 +231,8 @@ def print_results(summary: dict[str, Any], folder: Path) -> None:
     table = Table(
         title="Test accuracy in % at the last round, traffic and time of all rounds",
         title_justify="left",
+        box=SIMPLE,
+        padding=0,
     )
     table.add_column("method")
     for heading in ("client\nmean", "worst\nclient", "sample-\nweighted"):
