@@ -229,7 +229,7 @@ def _percent(value: MeanStd) -> str:
 def print_results(summary: dict[str, Any], folder: Path) -> None:
     """The table of a run, then the paths of everything it left behind."""
     table = Table(
-        title="Test accuracy in % at the last round, traffic and time of all rounds",
+        title="Test accuracy in %, last round; traffic and time, all rounds",
         title_justify="left",
         box=SIMPLE,
         padding=0,
