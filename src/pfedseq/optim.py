@@ -1,7 +1,5 @@
 """The two optimisation steps that methods share: local SGD at a client, and a hypernetwork step."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -9,23 +7,10 @@ from pfedseq.federation import Part, Task
 from pfedseq.params import Params
 
 
-def local_sgd(
-    task: Task,
-    phi: Params,
-    lr: float,
-    epochs: int,
-    part: Part = "both",
-    penalty: Callable[[Params], Params] | None = None,
-) -> Params:
-    """φ ← φ − lr · (∇L(φ; batch) + penalty(φ)) over `epochs` passes; `part` alone moves.
-
-    `penalty` is the gradient of a regulariser at φ.
-    """
+def local_sgd(task: Task, phi: Params, lr: float, epochs: int, part: Part = "both") -> Params:
+    """φ ← φ − lr · ∇L(φ; batch) over `epochs` passes; `part` alone moves."""
     for batch in task.batches(epochs):
-        gradient = task.grad(phi, batch, part)
-        if penalty is not None:
-            gradient = gradient + penalty(phi)
-        phi = phi.descend(gradient, lr)
+        phi = phi.descend(task.grad(phi, batch, part), lr)
     return phi
 
 
