@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-slow setup lint format backbone bench clean
+.PHONY: help demo test test-slow setup lint format backbone clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,12 +29,12 @@ format: $(STAMP) ## let ruff rewrite the files
 	$(BIN)/ruff format .
 
 backbone: $(STAMP) ## make the demo's backbone anew (docs/backbones.md)
-	$(BIN)/python -m pfedseq.pretraining
+	$(BIN)/python -m pfedseq.pretraining --out src/pfedseq/assets/demo_vit
 
 clean:           ## remove everything that was built
 	rm -rf .venv build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/pfedseq/learners/*.c src/pfedseq/learners/*.h)
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/pfedseq/learners/mamba_kernel/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedseq needs Python 3.11 or newer; choose one with make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
