@@ -53,10 +53,6 @@ class Params:
         size = self.adapter.numel()
         return Params(vector[:size].view_as(self.adapter), vector[size:])
 
-    def isfinite(self) -> bool:
-        """Whether no entry is NaN or infinite."""
-        return bool(self.adapter.isfinite().all() and self.head.isfinite().all())
-
 
 def weighted_mean(stacked: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     """Σ_i w_i x_i / Σ_i w_i over the leading (client) axis of `stacked` (N, …): Eq. (1)."""
