@@ -7,8 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfedseq.engines.wire import decode, encode
+from pfedseq.engines.local import LocalClients
+from pfedseq.engines.wire import WireClients, decode, encode
 from pfedseq.errors import InputError
+from pfedseq.federation import Client, MethodConfig, Reply
+from tests.toys import quadratic_federation, random_centers
 
 names = st.text("abc_/0", min_size=1, max_size=6)
 
@@ -46,3 +49,27 @@ def test_views_arrive_whole():
 def test_infinite_metrics_are_refused():
     with pytest.raises(InputError, match="infinite"):
         decode(encode({}, {"loss": float("inf")}))
+
+
+class Echo(Client):
+    """Replies with the strides of what it received and of what it kept."""
+
+    def train(self, down):
+        kept = self.state.get("kept", down["theta"])
+        self.state["kept"] = down["theta"].T
+        strides = torch.tensor([*down["theta"].stride(), *kept.stride()])
+        return Reply({"strides": strides})
+
+    def personal(self, down):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("engine", [LocalClients, WireClients])
+def test_messages_and_memory_are_contiguous_on_every_engine(engine):
+    """The same numbers in another layout may be rounded differently: engines must not differ."""
+    sites = quadratic_federation(random_centers(1), (1,))
+    clients = engine(Echo, MethodConfig(), sites)
+    strided = torch.arange(6.0).view(2, 3).T
+    for _ in range(2):
+        reply = clients.call("train", 1, {0: {"theta": strided}})[0]
+    assert reply.tensors["strides"].tolist() == [2, 1, 3, 1]

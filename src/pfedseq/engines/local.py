@@ -58,10 +58,21 @@ class LocalClients:
         return Reply(reply.tensors, reply.metrics | {f"{step}_seconds": seconds})
 
     def deliver(self, i: int, step: str, t: int, down: Tensors) -> Reply:
-        """Hand a message to client i and bring back its reply."""
-        return self._run(i, step, t, down, self.states[i])
+        """Hand a message to client i and bring back its reply.
+
+        All that passes is contiguous, as after any wire: a matrix product may round differently
+        on a strided view of the same numbers.
+        """
+        state = self.states[i]
+        reply = self._run(i, step, t, _contiguous(down), state)
+        state.update(_contiguous(state))
+        return Reply(_contiguous(reply.tensors), reply.metrics)
 
     def _run(self, i: int, step: str, t: int, down: Tensors, state: Tensors) -> Reply:
         client = self.client(self.config, self.sites[i].task(t, step), state)
         reply: Reply = getattr(client, step)(down)
         return reply
+
+
+def _contiguous(tensors: Tensors) -> Tensors:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
