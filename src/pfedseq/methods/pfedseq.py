@@ -3,12 +3,13 @@
 Peng et al., "Look Back for More: Harnessing Historical Sequential Updates for Personalized
 Federated Adapter Tuning", AAAI 2025, Algorithm 1, Eqs. (1)–(7).
 
-Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i. Evaluated: the received θ_i with the client's own ω_i.
+Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i (`OwnHeadClient`). Evaluated: the received θ_i with the
+client's own ω_i.
 
-Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, its last
-projection at initialisation) is named in `LearnerConfig`; docs/learner.md has the evidence.
-A client that misses a round counts as Δ = 0 in the history and not at all in Eq. (1); with all
-clients present nothing differs from the paper.
+Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, and where it
+starts) is named in `LearnerConfig`. By default ξ starts from the client's decayed drift from the
+mean, which the paper does not have; docs/learner.md has the evidence. A client that misses a round
+counts as Δ = 0 in the history and not at all in Eq. (1).
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,6 @@ import torch
 from pydantic import Field
 
 from pfedseq.federation import (
-    Client,
     Method,
     MethodConfig,
     Reply,
@@ -28,8 +28,9 @@ from pfedseq.federation import (
 )
 from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
 from pfedseq.learners.history import History
-from pfedseq.optim import local_sgd, step_along
-from pfedseq.params import Params, weighted_mean
+from pfedseq.methods.own_head import OwnHeadClient
+from pfedseq.optim import step_along
+from pfedseq.params import weighted_mean
 
 
 class PFedSeqConfig(MethodConfig, LearnerConfig):
@@ -91,26 +92,10 @@ class PFedSeqServer(Server):
             self.adapters = base + calibrations  # Eq. (3)
 
 
-class PFedSeqClient(Client):
-    """Algorithm 1, a client's part."""
-
-    config: PFedSeqConfig
-
-    def train(self, down: Tensors) -> Reply:
-        """Tune θ_i and ω_i together; send Δ_i, keep ω_i."""
-        phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
-        self.state["head"] = phi.head
-        return Reply({"delta": phi.adapter - down["adapter"]})
-
-    def personal(self, down: Tensors) -> Params:
-        """(θ_i, ω_i)."""
-        return Params(down["adapter"], self.state.get("head", self.task.initial.head))
-
-
 METHOD = Method(
     "pfedseq",
     PFedSeqServer,
-    PFedSeqClient,
+    OwnHeadClient,
     PFedSeqConfig,
     "pFedSeq",
     "a learner over everyone's past updates calibrates the mean adapter for each client",
