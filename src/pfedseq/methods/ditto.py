@@ -33,14 +33,18 @@ class DittoClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """v_i ← v_i − η (∇L(v_i; B) + λ (v_i − w)) and w_i ← w_i − η ∇L(w_i; B) from w."""
-        lr, weight = self.config.lr, self.config.proximal_weight
+        lr, pull = self.config.lr, self.pull()
         received = shared = Params(down["adapter"], down["head"])
         own = self.personal(down)
         for batch in self.task.batches(self.config.local_epochs):
-            own = own.descend(self.task.grad(own, batch) + weight * (own - received), lr)
+            own = own.descend(self.task.grad(own, batch) + pull * (own - received), lr)
             shared = shared.descend(self.task.grad(shared, batch), lr)
         self.state.update(adapter=own.adapter, head=own.head)
         return Reply({"adapter": shared.adapter, "head": shared.head})
+
+    def pull(self) -> float:
+        """What multiplies v_i − w: λ, as the penalty is λ/2 ‖v_i − w‖²."""
+        return self.config.proximal_weight
 
     def personal(self, down: Tensors) -> Params:
         """v_i, which starts as the w received first."""

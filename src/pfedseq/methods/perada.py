@@ -19,17 +19,15 @@ import torch
 from pydantic import Field
 
 from pfedseq.errors import InputError
-from pfedseq.federation import Client, Method, MethodConfig, Reply, Setup, Tensors, stack
+from pfedseq.federation import Method, Reply, Setup, stack
+from pfedseq.methods.ditto import DittoClient, DittoConfig
 from pfedseq.methods.fedavg import FedAvgServer
 from pfedseq.params import Params, weighted_mean
 
 
-class PerAdaConfig(MethodConfig):
+class PerAdaConfig(DittoConfig):
     """Options of PerAda."""
 
-    proximal_weight: float = Field(
-        0.1, ge=0, description="λ, pull of v_i to the global φ; paper: 0.1 of {0.01, 0.1, 1, 10}"
-    )
     distillation_steps: int = Field(100, ge=0, description="steps a round; paper: 100")
     distillation_lr: float = Field(
         0.005, gt=0, description="Adam's rate; paper: 0.005 of {0.001, 0.005, 0.01, 0.05}"
@@ -82,27 +80,14 @@ class PerAdaServer(FedAvgServer):
         return Params(adapter, head)
 
 
-class PerAdaClient(Client):
-    """The personal v_i under a proximal pull, and plain SGD on a copy of the global φ."""
+class PerAdaClient(DittoClient):
+    """Ditto's, with a penalty without ½: v_i under a pull, and plain SGD on a copy of φ."""
 
     config: PerAdaConfig
 
-    def train(self, down: Tensors) -> Reply:
-        """v_i ← v_i − η (∇L(v_i; B) + 2λ (v_i − φ)) and φ_i ← φ_i − η ∇L(φ_i; B) from φ."""
-        lr, pull = self.config.lr, 2 * self.config.proximal_weight
-        received = shared = Params(down["adapter"], down["head"])
-        own = self.personal(down)
-        for batch in self.task.batches(self.config.local_epochs):
-            own = own.descend(self.task.grad(own, batch) + pull * (own - received), lr)
-            shared = shared.descend(self.task.grad(shared, batch), lr)
-        self.state.update(adapter=own.adapter, head=own.head)
-        return Reply({"adapter": shared.adapter, "head": shared.head})
-
-    def personal(self, down: Tensors) -> Params:
-        """v_i, which starts as the φ received first."""
-        return Params(
-            self.state.get("adapter", down["adapter"]), self.state.get("head", down["head"])
-        )
+    def pull(self) -> float:
+        """What multiplies v_i − φ: 2λ, as the penalty is λ ‖v_i − φ‖²."""
+        return 2 * self.config.proximal_weight
 
 
 METHOD = Method(
