@@ -25,10 +25,10 @@ from pfedseq.federation import Server, Setup
 from pfedseq.files import write_atomically
 from pfedseq.methods import find_method
 from pfedseq.metrics import RoundRecord
+from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryImages
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.export import save_personal_model
-from pfedseq.model.lora import AdaptedModel
 from pfedseq.model.task import ImageSite, ImageSource
 from pfedseq.params import Params
 from pfedseq.report.curves import draw_curves

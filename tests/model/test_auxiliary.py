@@ -8,10 +8,10 @@ import torch
 from torch.nn.functional import kl_div
 
 from pfedseq.data.dataset import ClientData, ImageSet
+from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.auxiliary import AuxiliaryImages
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.lora import AdaptedModel
 from pfedseq.model.task import ImageSite, ImageSource
 from pfedseq.params import Params
 

@@ -8,9 +8,9 @@ from torch.nn.functional import cross_entropy
 from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.methods.ditto import DittoClient, DittoConfig
 from pfedseq.methods.pfedme import PFedMeClient, PFedMeConfig
+from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.lora import AdaptedModel
 from pfedseq.model.task import ImageSite, ImageSource, ImageTask
 
 

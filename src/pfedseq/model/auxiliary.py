@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, kl_div, log_softmax, softmax
 
-from pfedseq.model.lora import AdaptedModel
+from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.task import ImageSource
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator

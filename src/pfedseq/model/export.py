@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from safetensors.torch import save
 
 from pfedseq.files import write_atomically
-from pfedseq.model.lora import AdaptedModel, peft_config
+from pfedseq.model.adapted import AdaptedModel
+from pfedseq.model.adapters import peft_config
 from pfedseq.params import Params
 
 _PEFT_PREFIX = "base_model.model."
 """PEFT's wrapper in front of every parameter name of a saved adapter."""
+
+_ADAPTER_NAME = re.compile(r"\.default(?=\.|$)")
+"""A model may carry several adapters by name; a saved one has no name."""
 
 
 def save_personal_model(
@@ -24,7 +29,7 @@ def save_personal_model(
     `weight` (C, F) and `bias` (C,) of the linear layer on the class-token feature.
     """
     weights = {
-        _PEFT_PREFIX + name.replace(".default.", "."): tensor.detach().cpu().contiguous()
+        _PEFT_PREFIX + _ADAPTER_NAME.sub("", name): tensor.detach().cpu().contiguous()
         for name, tensor in model.layout.unflatten(phi.adapter).items()
     }
     config = peft_config(model.adapter_config)

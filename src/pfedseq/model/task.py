@@ -12,7 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.federation import Batch, Part, Score, Split
-from pfedseq.model.lora import AdaptedModel
+from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 
@@ -52,9 +52,10 @@ class ImageTask:
         data: ClientData,
         batch_size: int,
         order: torch.Generator,
+        dropout: torch.Generator,
     ) -> None:
         self.model, self.source, self.data = model, source, data
-        self.batch_size, self._order = batch_size, order
+        self.batch_size, self._order, self._dropout = batch_size, order, dropout
         self._cached: tuple[Tensor, Tensor] | None = None
         self._read: tuple[Batch, Tensor, Tensor] | None = None
 
@@ -84,7 +85,7 @@ class ImageTask:
             labels = self.source.labels(self.data.train[batch.numpy()])
         else:
             pixels, labels = self._examples(batch)
-            features = self.model.features(adapter, pixels)
+            features = self.model.features(adapter, pixels, self._dropout)
         loss = cross_entropy(self.model.classify(head, features), labels)
         wanted = [x for x in (adapter, head) if x.requires_grad]
         gradients = iter(torch.autograd.grad(loss, wanted))
@@ -161,5 +162,8 @@ class ImageSite:
         exporting draw the same, so that what is deployed is what was tested.
         """
         purpose = "personal" if step in ("evaluate", "export") else step
-        order = torch_generator(self.seed, "batches", self.client, t, purpose)
-        return ImageTask(self.model, self.source, self.data, self.batch_size, order)
+        order, dropout = (
+            torch_generator(self.seed, what, self.client, t, purpose)
+            for what in ("batches", "dropout")
+        )
+        return ImageTask(self.model, self.source, self.data, self.batch_size, order, dropout)

@@ -1,4 +1,4 @@
-"""LoRA on a frozen ViT, injected by PEFT, and the functional model that clients share."""
+"""The functional model that clients share: adapters on a frozen ViT as arguments."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from pfedseq.model.adapter_config import AdapterConfig, Target
+from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.model.adapters import SeededDropout, inject, merged_weights
 from pfedseq.model.backbone import Backbone
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.params import Params
@@ -20,29 +20,6 @@ from pfedseq.seeding import derive_seed, torch_generator
 
 HEAD_STD = 0.02
 """Standard deviation of the initial head weights, as ViT's own classification head."""
-
-_MODULES: dict[Target, str] = {
-    "query": "attention.q_proj",
-    "key": "attention.k_proj",
-    "value": "attention.v_proj",
-    "output": "attention.o_proj",
-    "mlp_in": "mlp.fc1",
-    "mlp_out": "mlp.fc2",
-}
-"""Where transformers' ViT keeps each projection of a block."""
-
-
-_LORA_A, _LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
-"""PEFT's names for the two factors beside a target."""
-
-
-def peft_config(adapter: AdapterConfig) -> LoraConfig:
-    """The adapter as PEFT writes it down."""
-    return LoraConfig(
-        r=adapter.rank,
-        lora_alpha=adapter.alpha,
-        target_modules=[_MODULES[target] for target in adapter.targets],
-    )
 
 
 class AdaptedModel:
@@ -62,8 +39,7 @@ class AdaptedModel:
         module = _same_weights(backbone.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "adapter"))
-            inject_adapter_in_model(peft_config(adapter), module)
-        module.eval()
+            inject(module, adapter)
         self.layout = AdapterLayout.of(module)
         weights = dict(module.named_parameters())
         head = torch.zeros(num_classes * (self.feature_dim + 1))
@@ -82,23 +58,26 @@ class AdaptedModel:
         """Where the backbone lives."""
         return self.initial.adapter.device
 
-    def features(self, adapter: Tensor, pixels: Tensor) -> Tensor:
-        """Class-token features (B, F) of normalised images (B, 3, S, S)."""
-        return _class_token(self._skeleton("adapted"), self.layout.unflatten(adapter), pixels)
+    def features(self, adapter: Tensor, pixels: Tensor, dropout: Generator | None = None) -> Tensor:
+        """Class-token features (B, F) of normalised images (B, 3, S, S).
+
+        `dropout` is what training draws the dropped inputs from; without it nothing is dropped.
+        """
+        skeleton = self._skeleton("adapted")
+        if self.adapter_config.dropout:
+            for layer in skeleton.modules():
+                if isinstance(layer, SeededDropout):
+                    layer.generator = dropout
+        return _class_token(skeleton, self.layout.unflatten(adapter), pixels)
 
     @torch.no_grad()
     def merged(self, adapter: Tensor) -> Callable[[Tensor], Tensor]:
-        """The same features for a θ that stays: W + (α/r)·BA is formed once, not per image."""
-        scale = self.adapter_config.alpha / self.adapter_config.rank
-        named = self.layout.unflatten(adapter)
-        frozen = dict(self._plain.named_parameters())
-        weights = {}
-        for name, down in named.items():
-            if (target := name.removesuffix(_LORA_A)) != name:
-                up = named[target + _LORA_B]
-                weights[f"{target}.weight"] = torch.addmm(
-                    frozen[f"{target}.weight"], up, down, alpha=scale
-                )
+        """The same features for a θ that stays: it is merged once, and costs nothing per image."""
+        weights = merged_weights(
+            self.adapter_config,
+            self.layout.unflatten(adapter),
+            dict(self._plain.named_parameters()),
+        )
         return lambda pixels: _class_token(self._skeleton("plain"), weights, pixels)
 
     def classify(self, head: Tensor, features: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pfedseq.data.dataset import ClientData, ImageSet
+from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.model.adapters import SeededDropout, peft_config
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.export import save_personal_model
 from pfedseq.model.layout import AdapterLayout
-from pfedseq.model.lora import AdaptedModel, peft_config
 from pfedseq.model.task import ImageSite, ImageSource
 from pfedseq.optim import local_sgd
 from pfedseq.params import Params
@@ -176,13 +178,93 @@ def test_threads_share_one_backbone_and_do_not_disturb_each_other(site, model):
         assert all(mine[name] is shared[name] for name in shared)
 
 
-def test_merged_features_are_the_same_features(backbone, site):
-    """α ≠ r, so that a forgotten scale shows."""
-    model = AdaptedModel(backbone, AdapterConfig(rank=2, alpha=6.0), CLASSES, seed=0)
-    phi, pixels = jittered(model), site.source.pixels(np.arange(3))
+KINDS = [
+    AdapterConfig(rank=2, alpha=6.0),  # α ≠ r, so that a forgotten scale shows
+    AdapterConfig(kind="dora", rank=2, alpha=6.0),
+    AdapterConfig(kind="dora", rank=1, targets=("mlp_in", "mlp_out")),
+    AdapterConfig(kind="ia3", targets=("key", "value", "mlp_in", "mlp_out")),
+]
+
+
+@pytest.fixture(params=KINDS, ids=lambda config: f"{config.kind}-{'+'.join(config.targets)}")
+def other_model(request, backbone):
+    return AdaptedModel(backbone, request.param, CLASSES, seed=0)
+
+
+def test_merged_features_are_the_same_features(other_model, site):
+    phi, pixels = jittered(other_model), site.source.pixels(np.arange(3))
+    merged = other_model.merged(phi.adapter)(pixels)
+    assert not torch.allclose(merged, other_model.merged(other_model.initial.adapter)(pixels))
     torch.testing.assert_close(
-        model.merged(phi.adapter)(pixels), model.features(phi.adapter, pixels), rtol=1e-4, atol=1e-5
+        merged, other_model.features(phi.adapter, pixels), rtol=1e-4, atol=1e-5
     )
+
+
+def test_every_kind_trains_as_ordinary_peft_does(other_model, site, backbone):
+    """One gradient of every adapter weight, against PEFT's own modules."""
+    phi, site = jittered(other_model), replace(site, model=other_model)
+    task = site.task(1, "train")
+    batch = next(task.batches(1))
+    gradient = task.grad(phi, batch)
+    ordinary = OrdinaryModel(backbone, other_model, phi)
+    indices = site.data.train[batch.numpy()]
+    logits = ordinary(site.source.pixels(indices))
+    nn.functional.cross_entropy(logits, site.source.labels(indices)).backward()
+    named = dict(ordinary.vit.named_parameters())
+    expected = other_model.layout.flatten(
+        {name: named[name].grad for name in other_model.layout.names()}
+    )
+    assert torch.equal(gradient.adapter, expected)
+    assert bool((expected != 0).any(0).all()), "every weight of a layer has a gradient"
+
+
+def test_every_kind_exports_what_peft_loads(tmp_path, other_model, backbone, site):
+    phi = jittered(other_model)
+    save_personal_model(tmp_path / "c", other_model, phi, "demo", tuple("abcde"))
+    peft_model = PeftModel.from_pretrained(copy.deepcopy(backbone.model), tmp_path / "c").eval()
+    pixels = site.source.pixels(np.arange(3))
+    torch.testing.assert_close(
+        peft_model(pixels).last_hidden_state[:, 0],
+        other_model.features(phi.adapter, pixels),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_dropout_is_in_training_alone_and_follows_the_seed(kind, backbone, site):
+    config = AdapterConfig(kind=kind, rank=2, alpha=6.0, dropout=0.5)
+    model = AdaptedModel(backbone, config, CLASSES, seed=0)
+    kept = AdaptedModel(backbone, config.model_copy(update={"dropout": 0.0}), CLASSES, seed=0)
+    phi, pixels = jittered(model), site.source.pixels(np.arange(3))
+    dropping, keeping = replace(site, model=model), replace(site, model=kept)
+    batch = next(site.task(1, "train").batches(1))
+
+    def gradient(site: ImageSite, t: int) -> torch.Tensor:
+        return site.task(t, "train").grad(phi, batch).adapter
+
+    first = gradient(dropping, 1)
+    assert torch.equal(first, gradient(dropping, 1))
+    assert not torch.allclose(first, gradient(dropping, 2), rtol=0.1)
+    assert not torch.allclose(first, gradient(keeping, 1), rtol=0.1)
+    assert torch.equal(model.features(phi.adapter, pixels), kept.features(phi.adapter, pixels))
+    score = dropping.task(1, "evaluate").score(phi, "test")
+    assert score == keeping.task(1, "evaluate").score(phi, "test")
+
+
+def test_dropout_keeps_the_mean():
+    dropout = SeededDropout(0.25)
+    inputs = torch.full((400, 500), 3.0)
+    assert torch.equal(dropout(inputs), inputs)
+    dropout.generator = torch.Generator().manual_seed(0)
+    outputs = dropout(inputs)
+    assert set(outputs.unique().tolist()) == {0.0, 4.0}
+    assert outputs.mean().item() == pytest.approx(3.0, abs=0.02)
+
+
+def test_ia3_has_nothing_to_drop():
+    with pytest.raises(ValueError, match="remove dropout"):
+        AdapterConfig(kind="ia3", dropout=0.1)
 
 
 def test_initial_adapter_changes_nothing_and_is_drawn_from_the_seed(backbone, model, site):

@@ -1,0 +1,105 @@
+"""The kinds of adapter: how PEFT injects each, and how each is merged into the frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from peft import IA3Config, LoraConfig, PeftConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Generator, Tensor, nn
+
+from pfedseq.model.adapter_config import AdapterConfig, Target
+
+_MODULES: dict[Target, str] = {
+    "query": "attention.q_proj",
+    "key": "attention.k_proj",
+    "value": "attention.v_proj",
+    "output": "attention.o_proj",
+    "mlp_in": "mlp.fc1",
+    "mlp_out": "mlp.fc2",
+}
+"""Where transformers' ViT keeps each projection of a block."""
+
+_LORA_A, _LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+_DORA_MAGNITUDE = ".lora_magnitude_vector.default.weight"
+_IA3 = ".ia3_l.default"
+"""PEFT's names for what it puts beside a target."""
+
+
+def peft_config(adapter: AdapterConfig) -> PeftConfig:
+    """The adapter as PEFT writes it down."""
+    modules = [_MODULES[target] for target in adapter.targets]
+    if adapter.kind == "ia3":  # scales what enters the MLP's second layer, what leaves all others
+        feedforward = [module for module in modules if module == _MODULES["mlp_out"]]
+        return IA3Config(target_modules=modules, feedforward_modules=feedforward)
+    return LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        use_dora=adapter.kind == "dora",
+        target_modules=modules,
+    )
+
+
+def inject(module: nn.Module, adapter: AdapterConfig) -> None:
+    """Put the adapter into a backbone, drawing from PyTorch's global generator."""
+    inject_adapter_in_model(peft_config(adapter), module)
+    module.eval()
+    if adapter.dropout:
+        for layer in module.modules():
+            if isinstance(layer, LoraLayer):
+                layer.lora_dropout["default"] = SeededDropout(adapter.dropout)
+                layer.training = True  # PEFT's DoRA skips dropout in layers that are not
+
+
+class SeededDropout(nn.Module):
+    """Dropout that draws from a given generator, and drops nothing without one.
+
+    PyTorch's draws from one generator per process, so that clients in threads would take each
+    other's numbers.
+    """
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+        self.generator: Generator | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Zero each input with the probability p, and divide the others by 1 − p."""
+        if self.generator is None:
+            return inputs
+        kept = 1 - self.probability
+        mask = torch.empty(inputs.shape).bernoulli_(kept, generator=self.generator)
+        return inputs * mask.to(inputs.device).div_(kept)
+
+
+def merged_weights(
+    adapter: AdapterConfig, named: Mapping[str, Tensor], frozen: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The backbone's weights with the adapter in them, for every target by name.
+
+    LoRA: W + (α/r)·BA. DoRA: that, with each row rescaled to the learnt magnitude. IA3: the rows
+    of W and the bias times l, or, where l scales the inputs, the columns of W.
+    """
+    merged = {}
+    for name, tensor in named.items():
+        if adapter.kind == "ia3":
+            target = name.removesuffix(_IA3)
+            merged[f"{target}.weight"] = frozen[f"{target}.weight"] * tensor
+            bias = frozen.get(f"{target}.bias")
+            if tensor.shape[0] != 1 and bias is not None:
+                merged[f"{target}.bias"] = bias * tensor.flatten()
+        elif name.endswith(_LORA_A):
+            target = name.removesuffix(_LORA_A)
+            weight = torch.addmm(
+                frozen[f"{target}.weight"],
+                named[target + _LORA_B],
+                tensor,
+                alpha=adapter.alpha / adapter.rank,
+            )
+            if adapter.kind == "dora":
+                magnitude = named[target + _DORA_MAGNITUDE]
+                weight *= (magnitude / torch.linalg.vector_norm(weight, dim=1)).unsqueeze(1)
+            merged[f"{target}.weight"] = weight
+    return merged
