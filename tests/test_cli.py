@@ -90,6 +90,27 @@ def test_same_seed_same_bytes_whatever_the_threads_and_the_engine(command, quick
     assert lines(tmp_path / "a") != lines(tmp_path / "c")
 
 
+def test_rounds_may_go_without_an_evaluation_but_the_last(command, quick, tmp_path):
+    command("run", quick, "--out", tmp_path / "each")
+    code, _, _ = command("run", quick, "--out", tmp_path / "some", "--set", "run.evaluate_every=3")
+    assert code == 0
+    each, some = lines(tmp_path / "each"), lines(tmp_path / "some")
+    assert [(r["round"], "client_mean" in r) for r in some[:4]] == [
+        (1, False),
+        (2, False),
+        (3, True),
+        (4, True),
+    ]
+    assert some[2:4] == each[2:4], "what is not looked at is not changed"
+    summaries = [
+        json.loads((tmp_path / name / "summary.json").read_text())["methods"]["pfedseq"]
+        for name in ("each", "some")
+    ]
+    for key in ("rounds", "client_mean", "test_accuracy", "bytes_up"):
+        assert summaries[0][key] == summaries[1][key]
+    assert (tmp_path / "some" / "curves.png").stat().st_size > 0
+
+
 def test_a_run_that_was_cut_off_is_resumed_to_the_same_results(
     command, quick, tmp_path, monkeypatch
 ):

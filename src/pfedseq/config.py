@@ -34,6 +34,9 @@ class RunSection(Section):
     methods: tuple[str, ...] = Field(("pfedseq",), min_length=1, description="methods, in order")
     rounds: int = Field(80, ge=1, description="T, communication rounds; paper: 80")
     seed: int = Field(0, ge=0, description="decides partitions, initial weights and batch orders")
+    evaluate_every: int = Field(
+        1, ge=1, description="rounds between two evaluations; the last round always has one"
+    )
     checkpoint_every: int = Field(5, ge=1, description="rounds between two checkpoints")
 
 

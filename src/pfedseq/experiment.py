@@ -146,7 +146,8 @@ def run_methods(world: World, folder: RunFolder, listener: Listener | None) -> d
 
 def _run_method(world: World, folder: RunFolder, name: str, listener: Listener | None) -> None:
     server, clients = world.start(name)
-    rounds, every = world.config.run.rounds, world.config.run.checkpoint_every
+    section = world.config.run
+    rounds = section.rounds
     checkpoint, done = folder.checkpoint(name), 0
     if checkpoint.exists():
         done = load_checkpoint(checkpoint, server, clients.states, world.model.device)
@@ -155,12 +156,13 @@ def _run_method(world: World, folder: RunFolder, name: str, listener: Listener |
     def after_round(record: RoundRecord) -> None:
         folder.append(record)
         t = record["round"]
-        if t % every == 0 or t == rounds:
+        if t % section.checkpoint_every == 0 or t == rounds:
             save_checkpoint(checkpoint, t, server, clients.states)
         if listener is not None:
             listener(record)
 
-    run_rounds(name, server, clients, range(done + 1, rounds + 1), after_round)
+    left = range(done + 1, rounds + 1)
+    run_rounds(name, server, clients, left, after_round, section.evaluate_every)
     down = {i: server.payload(i) for i in clients.ids}
     for i, reply in clients.call("export", rounds, down).items():
         phi = Params(reply.tensors["adapter"], reply.tensors["head"])

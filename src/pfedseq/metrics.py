@@ -25,11 +25,25 @@ def summarise_round(
     server_seconds: float,
     evaluate_seconds: float,
 ) -> RoundRecord:
-    """Per-client scores, and the ways to boil them down to one number.
+    """What a round cost, and, where `clients` were evaluated, how well each did.
 
     `client_mean` is the paper's ("averaging over all clients"); `sample_weighted` weighs each
     client by its test images; `bottom_decile` is the mean over the worst tenth of the clients.
     """
+    return {
+        "method": method,
+        "round": t,
+        **(_scores(method, t, clients) if clients else {}),
+        "bytes_up": bytes_up,
+        "bytes_down": bytes_down,
+        "client_seconds": client_seconds,
+        "server_seconds": server_seconds,
+        "evaluate_seconds": evaluate_seconds,
+    }
+
+
+def _scores(method: str, t: int, clients: Mapping[int, Mapping[str, float]]) -> RoundRecord:
+    """Per-client scores, and the ways to boil them down to one number."""
     ids = sorted(clients)
     for i in ids:
         if math.isnan(clients[i]["test_loss"]):
@@ -45,8 +59,6 @@ def summarise_round(
     sizes = [clients[i]["test_examples"] for i in ids]
     tenth = max(1, len(ids) // 10)
     return {
-        "method": method,
-        "round": t,
         "client_mean": float(accuracy.mean()),
         "sample_weighted": float(np.average(accuracy, weights=sizes)),
         "worst_client": float(accuracy.min()),
@@ -55,19 +67,20 @@ def summarise_round(
         "test_loss_mean": float(np.mean(column["test_loss"])),
         "clients": ids,
         **column,
-        "bytes_up": bytes_up,
-        "bytes_down": bytes_down,
-        "client_seconds": client_seconds,
-        "server_seconds": server_seconds,
-        "evaluate_seconds": evaluate_seconds,
     }
+
+
+def evaluated(records: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """The rounds after which the clients were evaluated."""
+    return [record for record in records if "client_mean" in record]
 
 
 def summarise_run(records: Sequence[RoundRecord]) -> dict[str, Any]:
     """One method's result: the last round is the headline, the best rounds stand beside it."""
-    last = records[-1]
-    by_validation = max(records, key=lambda r: r["validation_mean"])
-    by_test = max(records, key=lambda r: r["client_mean"])
+    scored = evaluated(records)
+    last = scored[-1]
+    by_validation = max(scored, key=lambda r: r["validation_mean"])
+    by_test = max(scored, key=lambda r: r["client_mean"])
     headline = ("client_mean", "sample_weighted", "worst_client", "bottom_decile")
     totals = ("bytes_up", "bytes_down", "client_seconds", "server_seconds", "evaluate_seconds")
     return {

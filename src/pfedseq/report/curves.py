@@ -11,14 +11,15 @@ from matplotlib.ticker import MaxNLocator
 
 from pfedseq.files import write_atomically
 from pfedseq.methods import METHODS
-from pfedseq.metrics import RoundRecord
+from pfedseq.metrics import RoundRecord, evaluated
 
 
 def draw_curves(records: Mapping[str, Sequence[RoundRecord]], path: Path) -> None:
     """Test accuracy by round: the mean over clients solid, the worst client dotted."""
     figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for name, rows in records.items():
+    for name, rounds_of_method in records.items():
+        rows = evaluated(rounds_of_method)
         rounds = [row["round"] for row in rows]
         mean = [100 * row["client_mean"] for row in rows]
         (line,) = axes.plot(

@@ -76,8 +76,10 @@ class ProgressDisplay:
     def advance(self, record: RoundRecord) -> None:
         """Show one finished round."""
         bar = self._bars[record["method"]]
-        accuracy = f"accuracy {100 * record['client_mean']:5.1f} %"
-        self._progress.update(bar, completed=record["round"], accuracy=accuracy)
+        self._progress.update(bar, completed=record["round"])
+        if "client_mean" in record:
+            accuracy = f"accuracy {100 * record['client_mean']:5.1f} %"
+            self._progress.update(bar, accuracy=accuracy)
         if self._progress.tasks[bar].finished:
             waiting = [b for b in self._bars.values() if not self._progress.tasks[b].started]
             if waiting:
