@@ -33,7 +33,7 @@ def with_gain(server: PFedSeqServer, gain: float, lr: float) -> PFedSeqServer:
 def scalar_server(**options) -> PFedSeqServer:
     """Two clients of weights 1 and 3 with a one-number adapter that starts at 0."""
     initial = Params(torch.zeros(1, 1), torch.zeros(1))
-    config = PFedSeqConfig(**options)
+    config = PFedSeqConfig(**{"residual": "none"} | options)
     return PFedSeqServer(config, Setup(initial, (1, 3), num_rounds=9, seed=0))
 
 
@@ -240,31 +240,54 @@ def test_a_window_of_zeros_is_no_trouble():
         assert torch.equal(server.learner(torch.zeros(2, 4, 3, 3)), torch.zeros(3, 2, 4))
 
 
-def test_before_it_has_learnt_anything_the_learner_is_its_residual():
-    """With projections at zero: nothing, the newest Δ_i, or the decayed drift from the mean.
+@pytest.mark.parametrize("residual", ["none", "newest"])
+def test_before_it_has_learnt_anything_the_learner_is_its_residual(residual):
+    server, _ = small_server(residual=residual, zero_projections=True)
+    window = server.history.window()
+    newest = window[:, :, -1].permute(2, 0, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            server.learner(window), newest if residual == "newest" else torch.zeros_like(newest)
+        )
 
-    Drift with ρ = 1/2 and weights 1/8, 2/8, 5/8: x_i = Δ_i^3 + Δ_i^2 / 2 + Δ_i^1 / 4, minus
-    x̄ = (x_0 + 2 x_1 + 5 x_2) / 8.
+
+def test_drift_by_hand():
+    """Weights 1/4 and 3/4, W = 1, ρ = 1/2, a learner at zero: ξ is the drift alone.
+
+    t = 1: Δ = (4, 8): θ = (7, 7), the mean. This way is not counted again.
+    t = 2: Δ = (2, −2), Δ̄ = −1: ξ = (3, −1); θ̃_g = 7 − 1 = 6 and θ = (9, 5).
+    t = 3: Δ = (1, 5), Δ̄ = 4, Δ − Δ̄ = (−3, 1): ξ = (3, −1) / 2 + (−3, 1) = (−1.5, 0.5);
+           θ̃ = (10, 10), so θ̃_g = 10 and θ = (8.5, 10.5).
+    t = 4, L = 2: Δ = (0, 4), Δ̄ = 3: ξ = (−3, 1) / 2 + (−3, 1) = (−4.5, 1.5), t = 2 forgotten;
+           θ̃ = (8.5, 14.5), θ̃_g = 13 and θ = (8.5, 14.5).
     """
-    for residual in ("none", "newest", "drift"):
-        server, _ = small_server(residual=residual, zero_projections=True, drift_decay=0.5)
-        window = server.history.window()
-        oldest, middle, newest = (window[:, :, j].permute(2, 0, 1) for j in range(3))
-        x = newest + middle / 2 + oldest / 4
-        drift = x - (x[0] + 2 * x[1] + 5 * x[2]) / 8
-        expected = {"none": torch.zeros_like(x), "newest": newest, "drift": drift}[residual]
-        with torch.no_grad():
-            torch.testing.assert_close(server.learner(window), expected)
+    server = scalar_server(
+        warmup_rounds=1, max_sequence_length=2, residual="drift", drift_decay=0.5
+    )
+    server.learner = Gain(0.0)
+    server.optimizer = torch.optim.SGD(server.learner.parameters(), lr=1e-12)
+    expected = [(7, 7), (9, 5), (8.5, 10.5), (8.5, 14.5)]
+    for t, deltas in enumerate([(4, 8), (2, -2), (1, 5), (0, 4)], start=1):
+        server.update(t, replies(*deltas))
+        assert adapters(server) == pytest.approx(expected[t - 1])
 
 
 def test_drift_leaves_the_mean_adapter_alone():
-    """Σ_i |D_i| ξ_i = 0: personal offsets do not add up in the global adapter of Eq. (1)."""
-    server, _ = small_server(residual="drift", zero_projections=True)
-    with torch.no_grad():
-        calibrations = server.learner(server.history.window())
-    weights = torch.tensor([1.0, 2.0, 5.0])
-    total = torch.tensordot(weights, calibrations, dims=1)
+    """Σ_i |D_i| θ_i / |D| = θ̃_g: personal offsets do not add up in the adapter of Eq. (1)."""
+    server, _ = small_server(residual="drift")
+    drifts = server._drift(server.history.window(), 3)
+    total = torch.tensordot(torch.tensor([1.0, 2.0, 5.0]), drifts, dims=1)
     torch.testing.assert_close(total, torch.zeros_like(total), atol=1e-5, rtol=0)
+    assert drifts.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("ablation", ["no_aggregation", "no_cross_client"])
+def test_without_a_mean_the_drift_is_the_clients_own_way(ablation):
+    """Δ^3 + Δ^2 / 2 over two personal rounds, of each client by itself."""
+    server, _ = small_server(residual="drift", drift_decay=0.5, ablation=ablation)
+    window = server.history.window()
+    middle, newest = (window[:, :, j].permute(2, 0, 1) for j in (1, 2))
+    torch.testing.assert_close(server._drift(window, 2), newest + middle / 2)
 
 
 @pytest.mark.parametrize("architecture", ["lstm", "mlp"])

@@ -47,7 +47,7 @@ class LearnerConfig(BaseModel):
     residual: Literal["none", "newest", "drift"] = Field(
         "drift",
         description="what the learner's output is added to: nothing, the newest Δ_i, or the drift "
-        "Σ_j (Δ_i^j − Δ̄^j) of client i from the mean over the window",
+        "Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) of client i from the mean since the warm-up",
     )
     drift_decay: float = Field(
         0.8, ge=0, lt=1, description="ρ, how much of the drift is kept from round to round"
@@ -66,6 +66,11 @@ class LearnerConfig(BaseModel):
         """Whether ξ is added to the mean adapter; in variant A it is the adapter itself."""
         return self.ablation != "no_aggregation"
 
+    @property
+    def mixes_clients(self) -> bool:
+        """Whether a client's ξ may depend on the others' updates; not in variant C."""
+        return self.ablation != "no_cross_client"
+
 
 class CalibrationLearner(nn.Module):
     """SeqLearner(·; ψ) of Eq. (2): one sequence model per backbone layer, D its batch."""
@@ -73,49 +78,41 @@ class CalibrationLearner(nn.Module):
     def __init__(self, config: LearnerConfig, setup: Setup) -> None:
         super().__init__()
         self.config = config
-        self.shared_weights = config.ablation == "no_cross_client"  # variant C
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(setup.seed, "learner"))
             self.model = _sequence_model(
                 config,
                 num_layers=len(setup.initial.adapter),
-                num_clients=1 if self.shared_weights else setup.num_clients,
+                num_clients=setup.num_clients if config.mixes_clients else 1,
             )
-        total = sum(setup.num_examples)
-        self.shares: Tensor  # |D_i| / |D|, the weights of Eq. (1)
-        self.register_buffer("shares", torch.tensor(setup.num_examples) / total, persistent=False)
         self.to(setup.initial.adapter.device)
 
     def forward(self, window: Tensor) -> Tensor:
         """ξ (N, K, D) from Δ's window (K, D, L', N)."""
         scale = self._scale(window)  # broadcasts over (K, D, L', N)
         scaled = window / scale
-        if self.shared_weights:  # clients join the batch: each sees its own sequence alone
+        if (
+            not self.config.mixes_clients
+        ):  # clients join the batch: each sees its own sequence alone
             layers, dim, length, clients = scaled.shape
             rows = scaled.transpose(2, 3).reshape(layers, dim * clients, length, 1)
             outputs: Tensor = self.model(rows).reshape(layers, dim, clients)
         else:
             outputs = self.model(scaled)  # (K, D, N)
-        calibrations = outputs * scale.squeeze(2)
-        if self.config.residual == "drift":
-            calibrations = calibrations + self._drift(window)
-        return calibrations.permute(2, 0, 1)
-
-    def _drift(self, window: Tensor) -> Tensor:
-        """Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) (K, D, N); without Δ̄ in variant C, which mixes no clients."""
-        ages = torch.arange(window.shape[2] - 1, -1, -1, device=window.device)
-        decayed: Tensor = torch.tensordot(
-            window, self.config.drift_decay ** ages.float(), dims=([2], [0])
-        )
-        if self.shared_weights:
-            return decayed
-        return decayed - (decayed * self.shares).sum(-1, keepdim=True)
+        return (outputs * scale.squeeze(2)).permute(2, 0, 1)
 
     def _scale(self, window: Tensor) -> Tensor:
         if self.config.scale == "none":
             return window.new_ones(1, 1, 1, 1)
         axes = _SCALED_AXES[self.config.scale]
         return window.square().mean(axes, keepdim=True).sqrt().clamp_min(SMALLEST_SCALE)
+
+
+def decayed_sum(window: Tensor, decay: float) -> Tensor:
+    """Σ_j ρ^{t−j} Δ_i^j (N, K, D) over a window (K, D, L', N) that ends at t."""
+    ages = torch.arange(window.shape[2] - 1, -1, -1, device=window.device)
+    total: Tensor = torch.tensordot(window, decay ** ages.float(), dims=([2], [0]))
+    return total.permute(2, 0, 1)
 
 
 def _sequence_model(config: LearnerConfig, num_layers: int, num_clients: int) -> nn.Module:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from pfedseq.federation import (
     Method,
@@ -26,7 +27,7 @@ from pfedseq.federation import (
     Tensors,
     stack,
 )
-from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
+from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig, decayed_sum
 from pfedseq.learners.history import History
 from pfedseq.methods.own_head import OwnHeadClient
 from pfedseq.optim import step_along
@@ -86,10 +87,30 @@ class PFedSeqServer(Server):
         shared = weighted_mean(updated, self.setup.weights(present))  # Eq. (1)
         self.adapters = shared.expand_as(updated)
         if t > self.config.warmup_rounds:
-            with torch.no_grad():
-                calibrations = self.learner(self.history.window())  # ξ^t, Eqs. (2), (6)
             base = shared if self.config.aggregates else self.setup.initial.adapter
-            self.adapters = base + calibrations  # Eq. (3)
+            self.adapters = base + self._calibrations(t)  # Eq. (3)
+
+    @torch.no_grad()
+    def _calibrations(self, t: int) -> Tensor:
+        """ξ^t (N, K, D), Eqs. (2) and (6)."""
+        window = self.history.window()
+        calibrations: Tensor = self.learner(window)
+        if self.config.residual == "drift":
+            calibrations = calibrations + self._drift(window, t - self.config.warmup_rounds)
+        return calibrations
+
+    def _drift(self, window: Tensor, personal_rounds: int) -> Tensor:
+        """Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) (N, K, D) over the rounds of the window since the warm-up.
+
+        In the warm-up every client starts from the mean, so it makes the same way again each
+        round: summed up, it would be granted several times over. Variants A and C, which have no
+        mean to stay around or mix no clients, keep Δ̄.
+        """
+        own_way = decayed_sum(window[:, :, -personal_rounds:], self.config.drift_decay)
+        if not (self.config.aggregates and self.config.mixes_clients):
+            return own_way
+        everyone = torch.ones(self.setup.num_clients, device=own_way.device)
+        return own_way - weighted_mean(own_way, self.setup.weights(everyone))
 
 
 METHOD = Method(
