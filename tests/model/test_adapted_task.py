@@ -14,7 +14,7 @@ from torch import nn
 from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.adapters import SeededDropout, peft_config
+from pfedseq.model.adapters import SeededDropout, _OneProduct, peft_config
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.export import save_personal_model
 from pfedseq.model.layout import AdapterLayout
@@ -84,7 +84,7 @@ class OrdinaryModel(nn.Module):
         return Params(model.layout.flatten(dict(self.vit.named_parameters())), head)
 
 
-def test_training_is_bit_equal_to_ordinary_peft_training(site, model, backbone):
+def test_training_equals_ordinary_peft_training(site, model, backbone):
     """Two epochs of SGD: functional φ − η∇ against nn.Modules with torch.optim.SGD."""
     start, lr = jittered(model), 0.1
     functional = local_sgd(site.task(1, "train"), start, lr, epochs=2)
@@ -101,9 +101,9 @@ def test_training_is_bit_equal_to_ordinary_peft_training(site, model, backbone):
         loss.backward()
         optimizer.step()
     reference = ordinary.params(model)
-    assert torch.equal(functional.adapter, reference.adapter)
-    assert torch.equal(functional.head, reference.head)
-    assert not torch.equal(functional.adapter, start.adapter)
+    moved = (reference.adapter - start.adapter).abs().max()
+    assert (functional.adapter - reference.adapter).abs().max() < 1e-4 * moved
+    torch.testing.assert_close(functional.head, reference.head)
 
 
 def test_gradient_of_one_part_is_that_part_of_the_gradient(site, model):
@@ -214,7 +214,7 @@ def test_every_kind_trains_as_ordinary_peft_does(other_model, site, backbone):
     expected = other_model.layout.flatten(
         {name: named[name].grad for name in other_model.layout.names()}
     )
-    assert torch.equal(gradient.adapter, expected)
+    torch.testing.assert_close(gradient.adapter, expected, rtol=1e-4, atol=1e-6)
     assert bool((expected != 0).any(0).all()), "every weight of a layer has a gradient"
 
 
@@ -247,9 +247,31 @@ def test_dropout_is_in_training_alone_and_follows_the_seed(kind, backbone, site)
     assert torch.equal(first, gradient(dropping, 1))
     assert not torch.allclose(first, gradient(dropping, 2), rtol=0.1)
     assert not torch.allclose(first, gradient(keeping, 1), rtol=0.1)
-    assert torch.equal(model.features(phi.adapter, pixels), kept.features(phi.adapter, pixels))
+    torch.testing.assert_close(
+        model.features(phi.adapter, pixels),
+        kept.features(phi.adapter, pixels),
+        rtol=1e-4,
+        atol=1e-5,
+    )
     score = dropping.task(1, "evaluate").score(phi, "test")
     assert score == keeping.task(1, "evaluate").score(phi, "test")
+
+
+def test_one_product_by_finite_differences():
+    """First and second derivatives in float64, without a bias too."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(2, 3, 4), (5, 4), (5,), (2, 4), (5, 2)]
+    inputs, weight, bias, down, up = (
+        torch.randn(shape, generator=rng, dtype=torch.float64) for shape in shapes
+    )
+    tuned = tuple(x.requires_grad_() for x in (inputs, down, up))
+    for b in (bias, None):
+
+        def layer(x, a, c, b=b):
+            return _OneProduct.apply(x, weight, b, a, c, 1.5)
+
+        assert torch.autograd.gradcheck(layer, tuned)
+        assert torch.autograd.gradgradcheck(layer, tuned)
 
 
 def test_dropout_keeps_the_mean():

@@ -1,0 +1,5 @@
+"""`python -m pfedseq`, the same as `pfedseq`."""
+
+from pfedseq.cli import main
+
+main()
