@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from pfedseq.federation import Reply, Setup
+from pfedseq.learners.calibration import bounded
 from pfedseq.learners.history import History
 from pfedseq.methods import METHODS
 from pfedseq.methods.pfedseq import PFedSeqConfig, PFedSeqServer
@@ -270,6 +271,25 @@ def test_drift_by_hand():
     for t, deltas in enumerate([(4, 8), (2, -2), (1, 5), (0, 4)], start=1):
         server.update(t, replies(*deltas))
         assert adapters(server) == pytest.approx(expected[t - 1])
+
+
+def test_a_bound_shortens_what_is_longer_layer_by_layer():
+    """θ̃_g has lengths 5 and 1, so with ratio 2 a ξ may have 10 and 2."""
+    shared = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    calibrations = torch.tensor([[[6.0, 8.0], [0.0, -4.0]], [[60.0, 80.0], [0.0, 0.0]]])
+    torch.testing.assert_close(
+        bounded(calibrations, shared, 2.0),
+        torch.tensor([[[6.0, 8.0], [0.0, -2.0]], [[6.0, 8.0], [0.0, 0.0]]]),
+    )
+
+
+def test_the_server_keeps_to_the_bound():
+    """The second round of the hand-worked run: ξ = −1.8 is cut to 0.1 · θ̃_g = 0.6 in length."""
+    server = scalar_server(warmup_rounds=1, max_sequence_length=2, max_calibration=0.1)
+    server = with_gain(server, 0.5, lr=0.1)
+    server.update(1, replies(4, 8))
+    server.update(2, replies(2, -2))
+    assert adapters(server) == pytest.approx([5.4, 5.4])
 
 
 def test_drift_leaves_the_mean_adapter_alone():

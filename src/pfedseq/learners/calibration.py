@@ -50,10 +50,16 @@ class LearnerConfig(BaseModel):
         "Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) of client i from the mean since the warm-up",
     )
     drift_decay: float = Field(
-        0.8, ge=0, lt=1, description="ρ, how much of the drift is kept from round to round"
+        0.5, ge=0, lt=1, description="ρ, how much of the drift is kept from round to round"
     )
     zero_projections: bool = Field(
         True, description="start the out-projections at zero, so that ξ starts as the residual"
+    )
+
+    max_calibration: float | None = Field(
+        None,
+        gt=0,
+        description="bound on ‖ξ_i‖ in each layer, as a multiple of ‖θ̃_g‖ there; default: none",
     )
 
     @property
@@ -113,6 +119,14 @@ def decayed_sum(window: Tensor, decay: float) -> Tensor:
     ages = torch.arange(window.shape[2] - 1, -1, -1, device=window.device)
     total: Tensor = torch.tensordot(window, decay ** ages.float(), dims=([2], [0]))
     return total.permute(2, 0, 1)
+
+
+def bounded(calibrations: Tensor, shared: Tensor, ratio: float) -> Tensor:
+    """ξ (N, K, D) with ‖ξ_i‖ ≤ ratio · ‖θ̃_g‖ in every layer: what is longer is scaled down."""
+    longest = ratio * torch.linalg.vector_norm(shared, dim=-1)  # (K,)
+    lengths = torch.linalg.vector_norm(calibrations, dim=-1).clamp_min(SMALLEST_SCALE)  # (N, K)
+    shortened: Tensor = calibrations * (longest / lengths).clamp_max(1).unsqueeze(-1)
+    return shortened
 
 
 def _sequence_model(config: LearnerConfig, num_layers: int, num_clients: int) -> nn.Module:

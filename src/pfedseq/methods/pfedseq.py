@@ -27,7 +27,7 @@ from pfedseq.federation import (
     Tensors,
     stack,
 )
-from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig, decayed_sum
+from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig, bounded, decayed_sum
 from pfedseq.learners.history import History
 from pfedseq.methods.own_head import OwnHeadClient
 from pfedseq.optim import step_along
@@ -88,7 +88,10 @@ class PFedSeqServer(Server):
         self.adapters = shared.expand_as(updated)
         if t > self.config.warmup_rounds:
             base = shared if self.config.aggregates else self.setup.initial.adapter
-            self.adapters = base + self._calibrations(t)  # Eq. (3)
+            calibrations = self._calibrations(t)
+            if self.config.max_calibration is not None:
+                calibrations = bounded(calibrations, shared, self.config.max_calibration)
+            self.adapters = base + calibrations  # Eq. (3)
 
     @torch.no_grad()
     def _calibrations(self, t: int) -> Tensor:
