@@ -273,6 +273,22 @@ def test_drift_by_hand():
         assert adapters(server) == pytest.approx(expected[t - 1])
 
 
+def test_drift_settles_at_its_closed_form():
+    """Δ_i = κ (a_i − θ_i) for ever: θ̃_g → ā and ξ_i → κ / (1 − ρ + κ) · (a_i − ā)."""
+    speed, decay, optima = 0.3, 0.8, torch.tensor([1.0, 5.0])
+    server = scalar_server(
+        warmup_rounds=2, max_sequence_length=100, residual="drift", drift_decay=decay
+    )
+    server.learner = Gain(0.0)
+    server.optimizer = torch.optim.SGD(server.learner.parameters(), lr=1e-12)
+    for t in range(1, 101):
+        deltas = speed * (optima - torch.tensor(adapters(server)))
+        server.update(t, replies(*deltas.tolist()))
+    mean = 0.25 * 1 + 0.75 * 5
+    share = speed / (1 - decay + speed)
+    assert adapters(server) == pytest.approx([mean + share * (a - mean) for a in (1, 5)], rel=1e-3)
+
+
 def test_a_bound_shortens_what_is_longer_layer_by_layer():
     """θ̃_g has lengths 5 and 1, so with ratio 2 a ξ may have 10 and 2."""
     shared = torch.tensor([[3.0, 4.0], [0.0, 1.0]])

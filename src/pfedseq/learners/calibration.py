@@ -50,7 +50,7 @@ class LearnerConfig(BaseModel):
         "Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) of client i from the mean since the warm-up",
     )
     drift_decay: float = Field(
-        0.5, ge=0, lt=1, description="ρ, how much of the drift is kept from round to round"
+        0.8, ge=0, lt=1, description="ρ, how much of the drift is kept from round to round"
     )
     zero_projections: bool = Field(
         True, description="start the out-projections at zero, so that ξ starts as the residual"
