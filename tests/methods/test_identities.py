@@ -133,7 +133,7 @@ def test_pfedseq_without_calibration_averages_adapters_under_local_heads():
 
     The oracle trains (θ, ω_i) batch by batch on ½ ‖φ − m_B‖², m_B the mean of a batch's points.
     """
-    server, clients = start("pfedseq", warmup_rounds=1)
+    server, clients = start("pfedseq", warmup_rounds=1, residual="none")
     server.learner = Silent()
     server.optimizer = torch.optim.Adam(server.learner.parameters(), lr=1.0)
 

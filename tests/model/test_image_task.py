@@ -69,8 +69,10 @@ def test_each_batch_is_read_once(site, monkeypatch, client, config, gradients):
         return [*state.values(), *reply.tensors.values()], list(reads)
 
     results, readings = train(site.task(1, "train"))
-    order = site.task(1, "train")._order
-    naive = Forgetful(site.model, site.source, site.data, site.batch_size, order)
+    same = site.task(1, "train")
+    naive = Forgetful(
+        site.model, site.source, site.data, site.batch_size, same._order, same._dropout
+    )
     naive_results, naive_readings = train(naive)
     assert readings == [4, 4, 2]
     assert naive_readings == [4] * gradients + [4] * gradients + [2] * gradients
