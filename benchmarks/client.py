@@ -10,9 +10,9 @@ where a client merges it first. The contenders take turns, and each figure is th
 that a disturbance hits all alike.
 
 The share is of the machine's own matrix-product peak on as many threads, measured between turns.
-What counts as work is the products that cannot be avoided: forward; and backward through
-activations, not into frozen weights. Normalisations, softmax, GELU and the adapter itself count as
-nothing, so 1 is out of reach.
+What counts as work, for all contenders alike, is the products that cannot be avoided: forward; and
+backward through activations, not into frozen weights; of the last block what the class token needs.
+Normalisations, softmax, GELU and the adapter itself count as nothing, so 1 is out of reach.
 """
 
 import argparse
@@ -111,15 +111,20 @@ def plain_peft(backbone: Backbone, site: ImageSite, attention: str) -> Contender
 
 
 def work(backbone: Backbone, image_size: int) -> tuple[float, float]:
-    """Floating-point operations of one image: (training, testing)."""
+    """Floating-point operations of one image that cannot be avoided: (training, testing)."""
     config = backbone.model.config
     width, inner, patch = config.hidden_size, config.intermediate_size, config.patch_size
-    tokens = (image_size // patch) ** 2 + 1
+    tokens, blocks = (image_size // patch) ** 2 + 1, config.num_hidden_layers
     embedding = 2 * (tokens - 1) * 3 * patch**2 * width
-    linear = config.num_hidden_layers * 2 * tokens * (4 * width**2 + 2 * width * inner)
-    attention = config.num_hidden_layers * 4 * tokens**2 * width
-    # Backward, a linear layer is one product (to its input), each of attention's two is two.
-    return embedding + 2 * linear + 3 * attention, embedding + linear + attention
+    projection, mlp = 2 * width**2, 4 * width * inner  # of one token
+    linear = (blocks - 1) * tokens * (4 * projection + mlp)
+    attention = (blocks - 1) * 4 * tokens**2 * width
+    linear += 2 * tokens * projection + 2 * projection + mlp  # the last block: the class token's
+    attention += 4 * tokens * width
+    # Backward, a linear layer is one product (to its input), each of attention's two is two. The
+    # first block's query, key and value have no input to go back to.
+    backward = linear - 3 * tokens * projection + 2 * attention
+    return embedding + linear + attention + backward, embedding + linear + attention
 
 
 def peak_flops(side: int = 1024, seconds: float = 0.5) -> float:

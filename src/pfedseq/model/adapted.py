@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,9 +14,12 @@ from torch.func import functional_call
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, inject, merged_weights
 from pfedseq.model.backbone import Backbone
+from pfedseq.model.class_token import keep_class_token_only
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.params import Params
 from pfedseq.seeding import derive_seed, torch_generator
+
+Module = TypeVar("Module", bound=nn.Module)
 
 HEAD_STD = 0.02
 """Standard deviation of the initial head weights, as ViT's own classification head."""
@@ -35,8 +38,9 @@ class AdaptedModel:
     ) -> None:
         self.adapter_config, self.num_classes = adapter, num_classes
         self.feature_dim = backbone.feature_dim
-        self._plain = backbone.model
-        module = _same_weights(backbone.model)
+        self._plain = _same_weights(backbone.model)
+        keep_class_token_only(self._plain)
+        module = _same_weights(self._plain)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "adapter"))
             inject(module, adapter)
@@ -50,7 +54,7 @@ class AdaptedModel:
         )
         for parameter in module.parameters():
             parameter.requires_grad_(False)
-        self._adapted = module
+        self._adapted: nn.Module = module
         self._skeletons = threading.local()
 
     @property
@@ -98,7 +102,7 @@ class AdaptedModel:
         return module
 
 
-def _same_weights(module: nn.Module) -> nn.Module:
+def _same_weights(module: Module) -> Module:
     """A copy of the modules around the very same parameters."""
     return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})
 

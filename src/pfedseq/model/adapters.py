@@ -93,7 +93,9 @@ class _OneProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The adapter's gradients by its thin products; none for the frozen W and b."""
         inputs, weight, down, up = ctx.saved_tensors
-        to_inputs = gradient @ torch.addmm(weight, up, down, alpha=ctx.scale)
+        to_inputs = None
+        if ctx.needs_input_grad[0]:  # not in the first block: nothing below it is tuned
+            to_inputs = gradient @ torch.addmm(weight, up, down, alpha=ctx.scale)
         tokens, gradient = inputs.flatten(0, -2), gradient.flatten(0, -2)
         to_down = ctx.scale * ((gradient @ up).T @ tokens)
         to_up = ctx.scale * (gradient.T @ (tokens @ down.T))
