@@ -263,7 +263,7 @@ def test_drift_by_hand():
            θ̃ = (8.5, 14.5), θ̃_g = 13 and θ = (8.5, 14.5).
     """
     server = scalar_server(
-        warmup_rounds=1, max_sequence_length=2, residual="drift", drift_decay=0.5
+        warmup_rounds=1, max_sequence_length=2, residual="drift", drift_decay=0.5, momentum=0.0
     )
     server.learner = Gain(0.0)
     server.optimizer = torch.optim.SGD(server.learner.parameters(), lr=1e-12)
@@ -271,6 +271,44 @@ def test_drift_by_hand():
     for t, deltas in enumerate([(4, 8), (2, -2), (1, 5), (0, 4)], start=1):
         server.update(t, replies(*deltas))
         assert adapters(server) == pytest.approx(expected[t - 1])
+
+
+def test_momentum_by_hand():
+    """The run above with μ = 1/2, which adds v / 2 to all, v = Σ_j 2^{j−t} Δ̄^j over L = 2 rounds.
+
+    t = 1: warm-up, θ = (7, 7), Δ̄ = 7.
+    t = 2: Δ̄ = −1, θ̃_g = 6, drift (3, −1), v = −1 + 7 / 2 = 2.5: θ = 6 + (3, −1) + 1.25.
+    t = 3: Δ = (1, 5), Δ̄ = 4, θ̃ = (11.25, 11.25), drift (−1.5, 0.5), v = 4 − 1 / 2 = 3.5:
+           θ = 11.25 + (−1.5, 0.5) + 1.75.
+    """
+    server = scalar_server(
+        warmup_rounds=1, max_sequence_length=2, residual="drift", drift_decay=0.5, momentum=0.5
+    )
+    server.learner = Gain(0.0)
+    server.optimizer = torch.optim.SGD(server.learner.parameters(), lr=1e-12)
+    expected = [(7, 7), (10.25, 6.25), (11.5, 13.5)]
+    for t, deltas in enumerate([(4, 8), (2, -2), (1, 5)], start=1):
+        server.update(t, replies(*deltas))
+        assert adapters(server) == pytest.approx(expected[t - 1])
+
+
+def test_momentum_is_nesterovs_of_the_mean_adapter():
+    """y = θ + μ v, v' = μ v + Δ(y), θ' = y + Δ(y): what clients get on average is Nesterov's y."""
+    speed, momentum, optima = 0.1, 0.9, (1.0, 5.0)
+    server = scalar_server(
+        warmup_rounds=0, max_sequence_length=100, residual="drift", momentum=momentum
+    )
+    server.learner = Gain(0.0)
+    server.optimizer = torch.optim.SGD(server.learner.parameters(), lr=1e-12)
+    ahead, velocity = 0.0, 0.0  # y and v
+    for t in range(1, 21):
+        deltas = [speed * (a - x) for a, x in zip(optima, adapters(server), strict=True)]
+        server.update(t, replies(*deltas))
+        step = speed * (0.25 * 1 + 0.75 * 5 - ahead)
+        velocity = momentum * velocity + step
+        ahead = ahead + step + momentum * velocity
+        first, second = adapters(server)
+        assert 0.25 * first + 0.75 * second == pytest.approx(ahead, rel=1e-4)
 
 
 def test_drift_settles_at_its_closed_form():
@@ -310,7 +348,7 @@ def test_the_server_keeps_to_the_bound():
 
 def test_drift_leaves_the_mean_adapter_alone():
     """Σ_i |D_i| θ_i / |D| = θ̃_g: personal offsets do not add up in the adapter of Eq. (1)."""
-    server, _ = small_server(residual="drift")
+    server, _ = small_server(residual="drift", momentum=0.0)
     drifts = server._drift(server.history.window(), 3)
     total = torch.tensordot(torch.tensor([1.0, 2.0, 5.0]), drifts, dims=1)
     torch.testing.assert_close(total, torch.zeros_like(total), atol=1e-5, rtol=0)

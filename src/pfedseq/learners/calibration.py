@@ -46,16 +46,19 @@ class LearnerConfig(BaseModel):
     )
     residual: Literal["none", "newest", "drift"] = Field(
         "drift",
-        description="what the learner's output is added to: nothing, the newest Δ_i, or the drift "
-        "Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) of client i from the mean since the warm-up",
+        description="what the learner's output is added to: nothing, the newest Δ_i, or client "
+        "i's drift from the mean since the warm-up and the mean's own momentum, "
+        "Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) + Σ_j μ^{t−j+1} Δ̄^j",
     )
     drift_decay: float = Field(
         0.8, ge=0, lt=1, description="ρ, how much of the drift is kept from round to round"
     )
+    momentum: float = Field(
+        0.9, ge=0, lt=1, description="μ, as in Nesterov's method, of the mean adapter; 0: none"
+    )
     zero_projections: bool = Field(
         True, description="start the out-projections at zero, so that ξ starts as the residual"
     )
-
     max_calibration: float | None = Field(
         None,
         gt=0,

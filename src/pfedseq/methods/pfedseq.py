@@ -103,17 +103,20 @@ class PFedSeqServer(Server):
         return calibrations
 
     def _drift(self, window: Tensor, personal_rounds: int) -> Tensor:
-        """Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) (N, K, D) over the rounds of the window since the warm-up.
+        """Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) + Σ_j μ^{t−j+1} Δ̄^j (N, K, D), docs/learner.md.
 
-        In the warm-up every client starts from the mean, so it makes the same way again each
-        round: summed up, it would be granted several times over. Variants A and C, which have no
-        mean to stay around or mix no clients, keep Δ̄.
+        The first sum, what is client i's own, begins after the warm-up: there every client starts
+        from the mean, so it makes the same way again each round, which would be granted several
+        times over. Variants A and C, which have no mean to stay around or mix no clients, keep Δ̄
+        in it and have no second.
         """
-        own_way = decayed_sum(window[:, :, -personal_rounds:], self.config.drift_decay)
-        if not (self.config.aggregates and self.config.mixes_clients):
+        config = self.config
+        own_way = decayed_sum(window[:, :, -personal_rounds:], config.drift_decay)
+        if not (config.aggregates and config.mixes_clients):
             return own_way
-        everyone = torch.ones(self.setup.num_clients, device=own_way.device)
-        return own_way - weighted_mean(own_way, self.setup.weights(everyone))
+        everyone = self.setup.weights(torch.ones(self.setup.num_clients, device=own_way.device))
+        velocity = weighted_mean(decayed_sum(window, config.momentum), everyone)
+        return own_way - weighted_mean(own_way, everyone) + config.momentum * velocity
 
 
 METHOD = Method(
