@@ -33,11 +33,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "newest": {"residual": "newest"},
     "none": {"residual": "none"},
     "none, rate 0.01": {"residual": "none", "learner_lr": 0.01},
-    "drift 0.5": {"drift_decay": 0.5},
-    "drift 0.8 (default)": {"drift_decay": 0.8},
-    "drift 0.9": {"drift_decay": 0.9},
-    "drift 0.8, rate 0.01": {"learner_lr": 0.01},
-    "drift 0.8, rate 0.01, 5 steps": {"learner_lr": 0.01, "learner_steps": 5},
+    "drift 0.8": {"momentum": 0.0},
+    "drift 0.8, momentum 0.5": {"momentum": 0.5},
+    "drift 0.8, momentum 0.9 (default)": {},
+    "drift 0.5, momentum 0.9": {"drift_decay": 0.5},
+    "drift 0.9, momentum 0.9": {"drift_decay": 0.9},
+    "default, rate 0.01": {"learner_lr": 0.01},
+    "default, rate 0.01, 5 steps": {"learner_lr": 0.01, "learner_steps": 5},
     "the same, bound 0.3": {"learner_lr": 0.01, "learner_steps": 5, "max_calibration": 0.3},
 }
 

@@ -8,8 +8,8 @@ client's own ω_i.
 
 Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, and where it
 starts) is named in `LearnerConfig`. By default ξ starts from the client's decayed drift from the
-mean, which the paper does not have; docs/learner.md has the evidence. A client that misses a round
-counts as Δ = 0 in the history and not at all in Eq. (1).
+mean and the mean's own momentum, which the paper does not have; docs/learner.md has the evidence. A
+client that misses a round counts as Δ = 0 in the history and not at all in Eq. (1).
 """
 
 from collections.abc import Mapping
