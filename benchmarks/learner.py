@@ -1,7 +1,8 @@
 """Times a server round of the Mamba learner, ours beside public Mambas, and prints the ratios.
 
     python benchmarks/learner.py --quick              the headline shape only, about two minutes
-    python benchmarks/learner.py --json figures.json  every N and L, about half an hour
+    python benchmarks/learner.py --json figures.json  every N and L, half an hour
+    python benchmarks/learner.py --repeats 1          the same in ten minutes
 
 A round is one learner step (forward, backward along a direction, Adam) and one inference, for
 K = 12 layers, D = 6,144 rows and M = 16 states. The fused learner always runs that whole round.
