@@ -9,7 +9,7 @@ help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(STAMP)   ## pFedSeq, Local and FedAvg on ten clients' digits, in under 3 minutes
-	$(BIN)/pfedseq run configs/demo.toml
+	$(BIN)/pfedseq run demo
 
 test: $(STAMP)   ## the default tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile

@@ -2,7 +2,7 @@
 
 import pfedseq
 
-config = pfedseq.load_config("configs/demo.toml", ["run.rounds=10"])
+config = pfedseq.load_config("demo", ["run.rounds=10"])
 summary = pfedseq.run(config, "runs/my-first")
 print(summary["methods"]["pfedseq"]["client_mean"])
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pfedseq.errors import InputError
 
 if TYPE_CHECKING:
+    from pfedseq.api import resume, run
     from pfedseq.config import Config, load_config, make_config
-    from pfedseq.experiment import resume, run
 
 __version__ = "0.1.0"
 
@@ -24,8 +24,8 @@ _LAZY = {
     "Config": "pfedseq.config",
     "load_config": "pfedseq.config",
     "make_config": "pfedseq.config",
-    "resume": "pfedseq.experiment",
-    "run": "pfedseq.experiment",
+    "resume": "pfedseq.api",
+    "run": "pfedseq.api",
 }
 
 

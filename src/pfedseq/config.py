@@ -17,6 +17,7 @@ from pfedseq.errors import InputError
 from pfedseq.federation import MethodConfig
 from pfedseq.methods import find_method
 from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.presets import find_config
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -118,8 +119,8 @@ class Config(Section):
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, apply `section.key=value` overrides, and check everything."""
-    path = Path(path)
+    """Read a TOML file or a preset, apply `section.key=value` overrides, check everything."""
+    path = find_config(path)
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -5,13 +5,14 @@ import json
 import pytest
 import torch
 
-from pfedseq.checkpoint import load_checkpoint, save_checkpoint
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
 from pfedseq.federation import Reply
 from pfedseq.methods import METHODS, find_method
+from pfedseq.runs.checkpoint import load_checkpoint, save_checkpoint
+from pfedseq.runs.records import summarise_round
 from tests.toys import make_setup, quadratic_federation, random_centers
 
 CENTERS = random_centers(3)
@@ -37,10 +38,11 @@ def run(server, clients, rounds):
     """Records without durations, and what the clients end with."""
     lines = []
 
-    def keep(record):
+    def keep(outcome):
+        record = summarise_round("toy", outcome)
         lines.append(json.dumps({k: v for k, v in record.items() if not k.endswith("_seconds")}))
 
-    run_rounds("toy", server, clients, rounds, keep)
+    run_rounds(server, clients, rounds, keep)
     down = {i: server.payload(i) for i in clients.ids}
     final = {i: r.tensors for i, r in clients.call("export", rounds[-1], down).items()}
     return lines, final

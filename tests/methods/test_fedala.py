@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from pfedseq.checkpoint import restore_server, server_state
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import MeteredClients
 from pfedseq.methods import METHODS
 from pfedseq.methods.fedala import FedALAClient, FedALAConfig, FedALAServer
 from pfedseq.params import Params
+from pfedseq.runs.checkpoint import restore_server, server_state
 from tests.toys import (
     QuadraticTask,
     RecordingTask,

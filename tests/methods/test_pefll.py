@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from pfedseq.checkpoint import server_state
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import MeteredClients
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS
 from pfedseq.params import Params
+from pfedseq.runs.checkpoint import server_state
 from tests.toys import QuadraticSite, QuadraticTask, make_setup, random_centers
 
 PEFLL = METHODS["pefll"]

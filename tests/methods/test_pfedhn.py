@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from pfedseq.checkpoint import server_state
 from pfedseq.federation import Reply
 from pfedseq.methods import METHODS
+from pfedseq.runs.checkpoint import server_state
 from tests.toys import make_setup, play, random_centers
 
 PFEDHN = METHODS["pfedhn"]

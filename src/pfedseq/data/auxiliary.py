@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pfedseq.data.config import DataConfig, DataName
 from pfedseq.data.dataset import ImageSet
 from pfedseq.data.loading import load_images
-from pfedseq.pretraining.synthetic import SyntheticClasses
+from pfedseq.data.synthetic import SyntheticClasses
 from pfedseq.seeding import derive_seed, numpy_generator, torch_generator
 
 GENERATED_IMAGES = 2000

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pfedseq.federation import Clients, Reply, Server, Tensors
-from pfedseq.metrics import RoundRecord, summarise_round
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What a round cost, and what the clients that were evaluated said."""
+
+    t: int
+    evaluated: Mapping[int, Mapping[str, float]]
+    """Metrics by client; empty where the round went without an evaluation."""
+    bytes_up: int
+    bytes_down: int
+    client_seconds: float
+    server_seconds: float
+    evaluate_seconds: float
 
 
 class MeteredClients:
@@ -36,11 +50,10 @@ class MeteredClients:
 
 
 def run_rounds(
-    method: str,
     server: Server,
     clients: Clients,
     rounds: range,
-    after_round: Callable[[RoundRecord], None],
+    after_round: Callable[[RoundOutcome], None],
     evaluate_every: int = 1,
 ) -> None:
     """Train over `rounds` (counted from 1), reporting each; evaluate every so many, and the last.
@@ -57,8 +70,7 @@ def run_rounds(
         if t % evaluate_every == 0 or t == rounds[-1]:
             evaluated = clients.call("evaluate", t, {i: server.payload(i) for i in clients.ids})
         after_round(
-            summarise_round(
-                method,
+            RoundOutcome(
                 t,
                 {i: reply.metrics for i, reply in evaluated.items()},
                 bytes_up=metered.bytes_up,

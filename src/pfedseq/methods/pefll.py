@@ -21,7 +21,7 @@ import torch
 
 from pfedseq.errors import InputError
 from pfedseq.federation import Clients, Method, Reply, Server, Setup, Tensors, stack
-from pfedseq.hypernets import (
+from pfedseq.methods.parts.hypernets import (
     EmbeddingNetwork,
     GeneratorConfig,
     Standardise,
@@ -30,7 +30,7 @@ from pfedseq.hypernets import (
     descriptor_dim,
     embed,
 )
-from pfedseq.methods.own_head import OwnHeadClient
+from pfedseq.methods.parts.own_head import OwnHeadClient
 from pfedseq.optim import clipped_step, pull_back
 
 _KEPT = "embedding/"

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from pfedseq.federation import Method, Reply, Server, Setup, Tensors, stack
-from pfedseq.hypernets import GeneratorConfig, build, build_generator, descriptor_dim
-from pfedseq.methods.own_head import OwnHeadClient
+from pfedseq.methods.parts.hypernets import GeneratorConfig, build, build_generator, descriptor_dim
+from pfedseq.methods.parts.own_head import OwnHeadClient
 from pfedseq.optim import step_along
 
 

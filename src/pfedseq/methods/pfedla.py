@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from pfedseq.federation import Method, Reply, Server, Setup, Tensors, stack
-from pfedseq.hypernets import HypernetConfig, LayerWeights, build
-from pfedseq.methods.own_head import OwnHeadClient
+from pfedseq.methods.parts.hypernets import HypernetConfig, LayerWeights, build
+from pfedseq.methods.parts.own_head import OwnHeadClient
 from pfedseq.optim import step_along
 
 

@@ -29,7 +29,7 @@ from pfedseq.federation import (
 )
 from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig, bounded, decayed_sum
 from pfedseq.learners.history import History
-from pfedseq.methods.own_head import OwnHeadClient
+from pfedseq.methods.parts.own_head import OwnHeadClient
 from pfedseq.optim import step_along
 from pfedseq.params import weighted_mean
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import ViTConfig, ViTModel
 
-from pfedseq.pretraining.synthetic import IMAGE_SIZE, SyntheticClasses
+from pfedseq.data.synthetic import IMAGE_SIZE, SyntheticClasses
 
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
 

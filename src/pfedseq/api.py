@@ -1,0 +1,25 @@
+"""The package's face: run a config, or go on with a run, and leave a folder with everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pfedseq.config import Config
+from pfedseq.report.figures import draw_curves
+from pfedseq.runs import run as runs
+from pfedseq.runs.folder import RunFolder
+
+
+def run(config: Config, out: Path | str, listener: runs.Listener | None = None) -> dict[str, Any]:
+    """Run every method of a config into the new folder `out`; returns what summary.json holds."""
+    summary = runs.run(config, out, listener)
+    draw_curves(RunFolder(Path(out)))
+    return summary
+
+
+def resume(out: Path | str, listener: runs.Listener | None = None) -> dict[str, Any]:
+    """Continue a run from its last checkpoints; the results are those of an unbroken run."""
+    summary = runs.resume(out, listener)
+    draw_curves(RunFolder(Path(out)))
+    return summary

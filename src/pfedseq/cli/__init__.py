@@ -1,0 +1,57 @@
+"""The command line: thin functions over the Python API, one sentence for every user's error."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from pfedseq import __version__
+from pfedseq.cli import data, lists, run
+from pfedseq.errors import InputError
+
+EXIT_BAD_INPUT = 2
+
+app = typer.Typer(
+    name="pfedseq",
+    help="Tune a foundation model for each of many parties, without sharing their data.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    epilog="Start with: `pfedseq run demo`",
+)
+for command in (
+    run.run,
+    run.resume,
+    run.compare,
+    lists.methods,
+    lists.datasets,
+    lists.presets,
+):
+    app.command()(command)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Run the command line; a user's error is one sentence on stderr and exit code 2."""
+    try:
+        app()
+    except InputError as problem:
+        print(f"pfedseq: {problem}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pfedseq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None: ...

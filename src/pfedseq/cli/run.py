@@ -1,0 +1,125 @@
+"""`pfedseq run`, `resume` and `compare`: what trains."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pfedseq.cli.options import ConfigName, Device, Overrides, Rounds, assignments
+from pfedseq.errors import InputError
+
+EXIT_INTERRUPTED = 130
+
+
+def run(
+    config: ConfigName,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", help="Run only this method; may be repeated."),
+    ] = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results folder; default runs/NAME-DATE-TIME.")
+    ] = None,
+    device: Device = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run the methods of a config and write their results to one folder.
+
+    Examples:
+
+    - `pfedseq run demo`
+
+    - `pfedseq run demo --method pfedseq --method fedrep --rounds 10 --seed 1`
+
+    - `pfedseq run demo --set data.partition=dirichlet --set training.lr=0.02`
+    """
+    from pfedseq.api import run as run_config
+    from pfedseq.config import load_config
+
+    values = assignments(overrides, rounds, seed, device)
+    if method:
+        names = ", ".join(f'"{name}"' for name in method)
+        values.append(f"run.methods=[{names}]")
+    checked = load_config(config, values)
+    folder = out or Path("runs") / f"{checked.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    _show(checked, lambda listener: run_config(checked, folder, listener), folder)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The results folder of a run that was cut off.")],
+) -> None:
+    """Continue a run from its last checkpoints; the results are those of an unbroken run.
+
+    Example: `pfedseq resume runs/demo-20250101-120000`
+    """
+    from pfedseq.api import resume as resume_run
+    from pfedseq.config import load_config
+
+    config = load_config(folder / "config.toml")
+    _show(config, lambda listener: resume_run(folder, listener), folder)
+
+
+def compare(
+    config: ConfigName,
+    methods: Annotated[
+        str, typer.Option(help="Methods, comma-separated; the first is the reference. Or: all.")
+    ] = "all",
+    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated.")] = "0,1,2",
+    rounds: Rounds = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of all runs; default runs/compare-NAME.")
+    ] = None,
+    device: Device = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run methods over seeds on the same partitions and initial weights, in one table.
+
+    What the output folder already holds is not run again; a run that was cut off is continued.
+
+    Examples:
+
+    - `pfedseq compare demo --methods pfedseq,local,fedavg,fedrep --seeds 0,1,2`
+
+    - `pfedseq compare demo --methods all --seeds 0 --rounds 10`
+    """
+    from pfedseq.config import load_config
+    from pfedseq.methods import METHODS, find_method
+    from pfedseq.report.figures import draw_curves
+    from pfedseq.report.progress import SequenceDisplay
+    from pfedseq.report.tables import print_comparison
+    from pfedseq.runs.sweep import compare as compare_methods
+
+    names = list(METHODS) if methods == "all" else [n.strip() for n in methods.split(",")]
+    for name in names:
+        find_method(name)
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds {seeds!r} must be whole numbers, e.g. 0,1,2") from None
+    checked = load_config(config, assignments(overrides, rounds, None, device))
+    folder = out or Path("runs") / f"compare-{checked.run.name}"
+    with SequenceDisplay(len(names) * len(numbers)) as display:
+        rows = compare_methods(checked, names, numbers, folder, display.announce, draw_curves)
+    print_comparison(rows, numbers, folder)
+
+
+def _show(config: Any, work: Any, folder: Path) -> None:
+    """Run `work` behind a progress display, then print the table and where things are."""
+    from pfedseq.report.progress import ProgressDisplay
+    from pfedseq.report.tables import print_results
+
+    for sentence in config.advice():
+        print(f"pfedseq: warning: {sentence}", file=sys.stderr)
+    try:
+        with ProgressDisplay(config.run.methods, config.run.rounds) as display:
+            summary = work(display.advance)
+    except KeyboardInterrupt:
+        print(f"pfedseq: interrupted; `pfedseq resume {folder}` goes on", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    print_results(summary, folder)

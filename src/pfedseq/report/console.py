@@ -1,0 +1,5 @@
+"""The one console that progress and tables are printed to."""
+
+from rich.console import Console
+
+console = Console()

@@ -1,0 +1,77 @@
+"""From a config to a folder of results: runs each method, or continues it after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pfedseq.config import Config, dump_config, load_config
+from pfedseq.data.distribution import partition_record
+from pfedseq.engines.rounds import RoundOutcome, run_rounds
+from pfedseq.errors import InputError
+from pfedseq.files import write_atomically
+from pfedseq.model.export import save_personal_model
+from pfedseq.params import Params
+from pfedseq.runs.checkpoint import load_checkpoint, save_checkpoint
+from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.records import RoundRecord, summarise_round
+from pfedseq.runs.world import World
+
+Listener = Callable[[RoundRecord], None]
+
+
+def run(config: Config, out: Path | str, listener: Listener | None = None) -> dict[str, Any]:
+    """Run every method of a config into the new folder `out`; returns what summary.json holds."""
+    RunFolder.check_vacant(Path(out))
+    world = World.build(config)
+    folder = RunFolder.create(Path(out), dump_config(config))
+    return run_methods(world, folder, listener)
+
+
+def resume(out: Path | str, listener: Listener | None = None) -> dict[str, Any]:
+    """Continue a run from its last checkpoints; the results are those of an unbroken run."""
+    folder = RunFolder(Path(out))
+    if not folder.config.exists():
+        raise InputError(f"{out} holds no run: it has no config.toml")
+    return run_methods(World.build(load_config(folder.config)), folder, listener)
+
+
+def run_methods(world: World, folder: RunFolder, listener: Listener | None) -> dict[str, Any]:
+    """Run, or continue from their checkpoints, all methods of a folder's config."""
+    write_atomically(folder.partition, partition_record(world.data))
+    for name in world.config.run.methods:
+        _run_method(world, folder, name, listener)
+    return folder.write_summary()
+
+
+def _run_method(world: World, folder: RunFolder, name: str, listener: Listener | None) -> None:
+    server, clients = world.start(name)
+    section = world.config.run
+    rounds = section.rounds
+    checkpoint, done = folder.checkpoint(name), 0
+    if checkpoint.exists():
+        done = load_checkpoint(checkpoint, server, clients.states, world.model.device)
+    folder.keep_records(lambda r: r["method"] != name or r["round"] <= done)
+
+    def after_round(outcome: RoundOutcome) -> None:
+        record = summarise_round(name, outcome)
+        folder.append(record)
+        t = outcome.t
+        if t % section.checkpoint_every == 0 or t == rounds:
+            save_checkpoint(checkpoint, t, server, clients.states)
+        if listener is not None:
+            listener(record)
+
+    left = range(done + 1, rounds + 1)
+    run_rounds(server, clients, left, after_round, section.evaluate_every)
+    down = {i: server.payload(i) for i in clients.ids}
+    for i, reply in clients.call("export", rounds, down).items():
+        phi = Params(reply.tensors["adapter"], reply.tensors["head"])
+        save_personal_model(
+            folder.adapter(name, i),
+            world.model,
+            phi,
+            world.config.model.backbone,
+            world.data.images.class_names,
+        )

@@ -1,0 +1,104 @@
+"""From a config to what all methods of a run have in common: data, model, sites, φ^0."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from pfedseq.config import Config
+from pfedseq.data.auxiliary import load_auxiliary
+from pfedseq.data.dataset import FederatedData
+from pfedseq.data.loading import load_data
+from pfedseq.engines.local import LocalClients
+from pfedseq.engines.wire import WireClients
+from pfedseq.errors import InputError
+from pfedseq.federation import Server, Setup
+from pfedseq.methods import find_method
+from pfedseq.model.adapted import AdaptedModel
+from pfedseq.model.auxiliary import AuxiliaryImages
+from pfedseq.model.backbone import load_backbone
+from pfedseq.model.task import ImageSite, ImageSource
+
+_ENGINES = {"local": LocalClients, "wire": WireClients}
+
+
+@dataclass(frozen=True)
+class World:
+    """What all methods of a run have in common: the data, the model and φ^0."""
+
+    config: Config
+    data: FederatedData
+    model: AdaptedModel
+    sites: tuple[ImageSite, ...]
+
+    @classmethod
+    def build(cls, config: Config) -> World:
+        """Load data and backbone; everything is a function of the config and its seed."""
+        device = pick_device(config.engine.device)
+        data = load_data(config.data, config.run.seed)
+        section = config.model
+        backbone = load_backbone(
+            section.backbone,
+            config.data.image_size,
+            section.mean,
+            section.std,
+            num_heads=section.num_heads,
+        )
+        backbone.model.to(device)
+        model = AdaptedModel(
+            backbone, config.adapter, len(data.images.class_names), config.run.seed
+        )
+        source = ImageSource(data.images, backbone.mean, backbone.std, device)
+        sites = tuple(
+            ImageSite(i, model, source, client, config.training.batch_size, config.run.seed)
+            for i, client in enumerate(data.clients)
+        )
+        world = cls(config, data, model, sites)
+        if any(find_method(name).needs_auxiliary for name in config.run.methods):
+            _ = world.auxiliary  # what is missing is better missed now than after other methods
+        return world
+
+    @cached_property
+    def auxiliary(self) -> AuxiliaryImages:
+        """Unlabelled images, loaded when a method first needs them."""
+        size, seed = self.config.data.image_size, self.config.run.seed
+        images = load_auxiliary(self.config.auxiliary, size, seed)
+        return AuxiliaryImages(self.model, replace(self.sites[0].source, images=images), size, seed)
+
+    def start(self, name: str) -> tuple[Server, LocalClients]:
+        """A method before round 1: its server, and an engine with its clients."""
+        method, options = find_method(name), self.config.method_config(name)
+        engine = self.config.engine
+        clients = _ENGINES[engine.kind](
+            method.client,
+            options,
+            self.sites,
+            threads=engine.threads or os.cpu_count() or 1,
+            threads_per_client=engine.threads_per_client,
+        )
+        setup = Setup(
+            self.model.initial,
+            tuple(len(client.train) for client in self.data.clients),
+            self.config.run.rounds,
+            self.config.run.seed,
+            self.model.num_classes,
+            self.auxiliary if method.needs_auxiliary else None,
+        )
+        return method.server(options, setup), clients
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device of that name, or the best there is for `auto`."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if wanted == "auto":
+        wanted = next(name for name, there in available.items() if there)
+    if not available[wanted]:
+        raise InputError(f"device {wanted!r} is not available here; use --device cpu or auto")
+    return torch.device(wanted)

@@ -1,0 +1,69 @@
+"""The configs that ship with the package: all valid, and the paper's say what the paper says."""
+
+import pytest
+
+from pfedseq.config import load_config
+from pfedseq.errors import InputError
+from pfedseq.methods import METHODS
+from pfedseq.presets import find_config, preset_names, preset_summary
+
+PAPER = {  # data set: (local rate, L, Per-FedAvg's and pFedMe's rate, hypernetworks' rate)
+    "cifar100": (0.005, 20, 0.005, 0.001),
+    "tiny_imagenet": (0.005, 20, 0.005, 0.001),
+    "domainnet": (0.005, 10, 0.01, 0.001),
+    "omniglot": (0.05, 10, 0.01, 0.0005),
+}
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_preset_is_valid_for_every_method(preset):
+    config = load_config(preset)
+    assert config.advice() == []
+    for name in METHODS:
+        config.method_config(name)
+    opening = find_config(preset).read_text(encoding="utf-8").splitlines()[:2]
+    commands = [line.split()[2:4] for line in opening]
+    assert ["run", preset] in commands or ["compare", preset] in commands, "how to run it"
+    summary = preset_summary(preset)
+    assert summary.endswith(".")
+    assert "pfedseq" not in summary
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_values(name):
+    """Experimental Setup and Appendix B."""
+    lr, length, meta_lr, hypernet_lr = PAPER[name]
+    config = load_config(name)
+    assert (config.run.rounds, config.data.image_size) == (80, 224)
+    assert (config.training.lr, config.training.batch_size) == (lr, 32)
+    assert config.training.local_epochs == 1
+    assert config.model.backbone == "google/vit-base-patch16-224-in21k"
+    learner = config.method_config("pfedseq")
+    assert (learner.warmup_rounds, learner.max_sequence_length) == (10, length)
+    assert (learner.state_dim, learner.num_blocks, learner.learner_lr) == (16, 2, 0.001)
+    for method in ("per_fedavg", "pfedme"):
+        assert config.method_config(method).lr == meta_lr
+    for method in ("pfedhn", "pfedla", "pefll"):
+        assert config.method_config(method).hypernet_lr == hypernet_lr
+
+
+def test_the_lab_has_a_scenario_for_each_of_the_papers():
+    lab = {name.removeprefix("lab/") for name in preset_names() if name.startswith("lab/")}
+    assert lab == set(PAPER) - {"domainnet"} | {"pacs"}
+
+
+def test_a_file_wins_over_a_preset_and_a_folder_does_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert load_config("demo").data.name == "digits"
+    (tmp_path / "mine.toml").write_text("[run]\nrounds = 7\n")
+    assert load_config("mine.toml").run.rounds == 7
+    (tmp_path / "omniglot").write_text("[run]\nrounds = 9\n")
+    assert load_config("omniglot").run.rounds == 9
+
+
+def test_a_misspelt_preset_is_answered_with_the_nearest():
+    with pytest.raises(InputError, match="did you mean 'lab/pacs'"):
+        load_config("lab/pacts")
+    with pytest.raises(InputError, match="pfedseq presets"):
+        load_config("xyzzy")
