@@ -19,10 +19,11 @@ test-slow: $(STAMP) ## the tests that take minutes
 
 setup: $(STAMP)  ## only install
 
-lint: $(STAMP)   ## ruff and mypy
+lint: $(STAMP)   ## ruff, mypy and the rule of who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(STAMP) ## let ruff rewrite the files
 	$(BIN)/ruff check --fix .
