@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from pfedseq.base_config import BaseConfig
 from pfedseq.data.auxiliary import AuxiliaryConfig
 from pfedseq.data.config import DataConfig
 from pfedseq.errors import InputError
-from pfedseq.federation import MethodConfig
+from pfedseq.federation import LocalTraining, MethodConfig
 from pfedseq.methods import find_method
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.presets import find_config
@@ -22,13 +23,7 @@ from pfedseq.presets import find_config
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class Section(BaseModel):
-    """A table of the config: immutable, and without room for unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RunSection(Section):
+class RunConfig(BaseConfig):
     """[run]: what is run, and for how long."""
 
     name: str = Field("run", pattern=r"^[\w.-]+$", description="names the results folder")
@@ -41,7 +36,7 @@ class RunSection(Section):
     checkpoint_every: int = Field(5, ge=1, description="rounds between two checkpoints")
 
 
-class ModelSection(Section):
+class ModelConfig(BaseConfig):
     """[model]: the frozen backbone."""
 
     backbone: str = Field(
@@ -60,15 +55,13 @@ class ModelSection(Section):
     )
 
 
-class TrainingSection(Section):
+class TrainingConfig(LocalTraining):
     """[training]: local training, for every method that does not say otherwise."""
 
-    lr: float = Field(0.005, gt=0, description="η, rate of local SGD; paper: 0.005, Omniglot 0.05")
-    local_epochs: int = Field(1, ge=1, description="passes over the local data a round; paper: 1")
     batch_size: int = Field(32, ge=1, description="paper: 32")
 
 
-class EngineSection(Section):
+class EngineConfig(BaseConfig):
     """[engine]: where and how it runs; nothing here but the device changes a result."""
 
     kind: Literal["local", "wire"] = Field(
@@ -81,24 +74,24 @@ class EngineSection(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
 
 
-class Config(Section):
+class Config(BaseConfig):
     """A whole run."""
 
-    run: RunSection = RunSection()
+    run: RunConfig = RunConfig()
     data: DataConfig = DataConfig()
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()
-    model: ModelSection = ModelSection()
+    model: ModelConfig = ModelConfig()
     adapter: AdapterConfig = AdapterConfig()
-    training: TrainingSection = TrainingSection()
+    training: TrainingConfig = TrainingConfig()
     methods: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="[methods.NAME]: a method's own options"
     )
-    engine: EngineSection = EngineSection()
+    engine: EngineConfig = EngineConfig()
 
     def method_config(self, name: str) -> MethodConfig:
         """The options of one method: [training]'s, overridden by [methods.NAME]'s."""
         method = find_method(name)
-        common = {"lr": self.training.lr, "local_epochs": self.training.local_epochs}
+        common = self.training.model_dump(include=set(LocalTraining.model_fields))
         given = common | self.methods.get(name, {})
         return _validated(method.config, given, f"methods.{name}.")
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
+from pfedseq.base_config import BaseConfig
 from pfedseq.errors import InputError
 from pfedseq.params import Params
 
@@ -86,6 +87,23 @@ class Reply:
     tensors: Tensors = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
+    def checked(self, client: int, key: str, like: Tensor) -> Tensor:
+        """Tensor `key` of client `client`'s reply, refused unless finite and shaped as `like`."""
+        tensor = self.tensors.get(key)
+        if tensor is None:
+            raise InputError(f"client {client}'s reply has no tensor {key!r}")
+        if tensor.shape != like.shape:
+            raise InputError(
+                f"client {client}'s tensor {key!r} has shape {tuple(tensor.shape)} where "
+                f"{tuple(like.shape)} is expected: is its adapter configured as the server's?"
+            )
+        if not tensor.isfinite().all():
+            raise InputError(
+                f"client {client}'s tensor {key!r} holds NaN or infinity: its local training "
+                "diverged; lower the learning rate (training.lr)"
+            )
+        return tensor
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -109,6 +127,27 @@ class Setup:
     def weights(self, present: Tensor) -> Tensor:
         """|D_i| of the clients that answered, zero for the others."""
         return present * torch.tensor(self.num_examples, device=present.device)
+
+    def stack(
+        self, replies: Mapping[int, Reply], key: str, like: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Tensor `key` of all clients as (N, *shape), zero for the absent; and who is present.
+
+        The shape is φ^0's for `adapter`, `delta` and `head`; for any other key, that of `like`.
+        Refuses a reply whose tensor is missing, has another shape, or holds a NaN: one such
+        client would otherwise spoil everyone's model.
+        """
+        if not replies:
+            raise InputError("no client answered this round; nothing was changed")
+        if like is None:
+            adapter, head = self.initial.adapter, self.initial.head
+            like = {"adapter": adapter, "delta": adapter, "head": head}[key]
+        stacked = like.new_zeros((self.num_clients, *like.shape))
+        present = torch.zeros(self.num_clients, dtype=torch.bool, device=like.device)
+        for i, reply in replies.items():
+            stacked[i] = reply.checked(i, key, like)
+            present[i] = True
+        return stacked, present
 
 
 class Client(ABC):
@@ -142,8 +181,7 @@ class Client(ABC):
 
     def export(self, down: Tensors) -> Reply:
         """The personal model itself, to be saved at the client's own site."""
-        phi = self.personal(down)
-        return Reply({"adapter": phi.adapter, "head": phi.head})
+        return Reply(self.personal(down).tensors())
 
 
 class Clients(Protocol):
@@ -183,20 +221,22 @@ class Server(ABC):
         self.update(t, clients.call("train", t, down))
 
 
-class MethodConfig(BaseModel):
-    """Options that every method has; a method's own options extend it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class LocalTraining(BaseConfig):
+    """How a client trains: [training] says it for all methods, [methods.NAME] for one."""
 
     lr: float = Field(0.005, gt=0, description="η, rate of local SGD; paper: 0.005, Omniglot 0.05")
     local_epochs: int = Field(1, ge=1, description="passes over the local data a round; paper: 1")
+
+
+class MethodConfig(LocalTraining):
+    """Options that every method has; a method's own options extend it."""
 
     def advice(self, rounds: int) -> list[str]:
         """Sentences about options that are allowed but hardly meant, in a run of `rounds`."""
         return []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """A registered method: its name, its two halves, its options, and what it is."""
 
@@ -210,34 +250,3 @@ class Method:
     """One line for `pfedseq methods`."""
     needs_auxiliary: bool = False
     """Whether the server must be given `Setup.auxiliary`."""
-
-
-def stack(
-    replies: Mapping[int, Reply], key: str, like: Tensor, num_clients: int
-) -> tuple[Tensor, Tensor]:
-    """Tensor `key` of all clients as (N, *like.shape), zero for the absent; and who is present.
-
-    Refuses a reply whose tensor is missing, has another shape, or holds a NaN: one such client
-    would otherwise spoil everyone's model.
-    """
-    if not replies:
-        raise InputError("no client answered this round; nothing was changed")
-    stacked = like.new_zeros((num_clients, *like.shape))
-    present = torch.zeros(num_clients, dtype=torch.bool, device=like.device)
-    for i, reply in replies.items():
-        tensor = reply.tensors.get(key)
-        if tensor is None:
-            raise InputError(f"client {i}'s reply has no tensor {key!r}")
-        if tensor.shape != like.shape:
-            raise InputError(
-                f"client {i}'s tensor {key!r} has shape {tuple(tensor.shape)} where "
-                f"{tuple(like.shape)} is expected: is its adapter configured as the server's?"
-            )
-        if not tensor.isfinite().all():
-            raise InputError(
-                f"client {i}'s tensor {key!r} holds NaN or infinity: its local training diverged; "
-                "lower the learning rate (training.lr)"
-            )
-        stacked[i] = tensor
-        present[i] = True
-    return stacked, present

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,15 @@ class Params:
     """θ (K, D): one row of D adapter parameters for each of the K backbone layers."""
     head: Tensor
     """ω (H,): the classification head, flattened."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Params:
+        """φ from a message or a state that carries it as `adapter` and `head`."""
+        return cls(tensors["adapter"], tensors["head"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """φ as a message or a state carries it: the inverse of `of`."""
+        return {"adapter": self.adapter, "head": self.head}
 
     def __add__(self, other: Params) -> Params:
         return Params(self.adapter + other.adapter, self.head + other.head)

@@ -1,6 +1,8 @@
 """Random streams by name: each choice depends on the seed and on what it is for, not on order."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -20,3 +22,15 @@ def torch_generator(seed: int, *names: str | int) -> torch.Generator:
 def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
     """The same for NumPy."""
     return np.random.default_rng(derive_seed(seed, *names))
+
+
+@contextmanager
+def seeded(seed: int, *names: str | int) -> Iterator[None]:
+    """PyTorch's own CPU generator for one purpose, for layers that draw their weights from it.
+
+    Without names it is seeded with `seed` itself. Afterwards it goes on as if nothing had been
+    drawn.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, *names) if names else seed)
+        yield

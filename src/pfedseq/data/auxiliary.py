@@ -6,8 +6,9 @@ from typing import Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from pfedseq.base_config import BaseConfig
 from pfedseq.data.config import DataConfig, DataName
 from pfedseq.data.dataset import ImageSet
 from pfedseq.data.loading import load_images
@@ -21,10 +22,8 @@ CIFAR_SIZE = 32
 """CIFAR's own pixels per side: its images are kept so, and enlarged batch by batch."""
 
 
-class AuxiliaryConfig(BaseModel):
+class AuxiliaryConfig(BaseConfig):
     """Images that belong to no client; only methods that distil read them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Literal["generated"] | DataName = Field(
         "generated",

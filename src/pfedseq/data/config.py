@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from pfedseq.base_config import BaseConfig
 
 DataName = Literal[
     "digits",
@@ -41,10 +43,10 @@ def default_store() -> Path:
     return Path(base) / "pfedseq"
 
 
-class DataConfig(BaseModel):
+class DataConfig(BaseConfig):
     """Images, clients and splits; a field left out takes the data set's own default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(validate_default=True)
 
     name: DataName = Field("digits", description="the data set; `pfedseq datasets` lists them")
     source: str | None = Field(

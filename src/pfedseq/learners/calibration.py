@@ -9,9 +9,10 @@ docs/learner.md has the measurements behind the defaults.
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
+from pfedseq.base_config import BaseConfig
 from pfedseq.federation import Setup
 from pfedseq.learners.lstm import LSTMLearner
 from pfedseq.learners.mamba import MambaLearner
@@ -25,10 +26,8 @@ _SCALED_AXES = {"layer": (1, 2, 3), "client": (1, 2), "row": (2, 3)}
 """Axes of a window (K, D, L, N) over which one root mean square is taken."""
 
 
-class LearnerConfig(BaseModel):
+class LearnerConfig(BaseConfig):
     """The sequential learner: the paper's options, and those it leaves open."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_sequence_length: int = Field(
         20, ge=1, description="L, rounds the learner looks back; paper: 20, DomainNet/Omniglot 10"

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pfedseq.federation import Client, Method, MethodConfig, Reply, Server, Setup, Tensors, stack
+from pfedseq.federation import Client, Method, MethodConfig, Reply, Server, Setup, Tensors
 from pfedseq.params import Params
 
 
@@ -74,9 +74,8 @@ class AppleServer(Server):
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Take in each core that came back."""
-        num_clients = self.setup.num_clients
-        adapters, present = stack(replies, "adapter", self.adapters[0], num_clients)
-        heads, _ = stack(replies, "head", self.heads[0], num_clients)
+        adapters, present = self.setup.stack(replies, "adapter")
+        heads, _ = self.setup.stack(replies, "head")
         self.adapters = torch.where(present[:, None, None], adapters, self.adapters)
         self.heads = torch.where(present[:, None], heads, self.heads)
         self.finished_rounds = torch.tensor(t)
@@ -98,7 +97,7 @@ class AppleClient(Client):
             relations = relations - self.config.relation_lr * slope
         self.state["relations"] = relations
         core = initial.unflat(cores[i])
-        return Reply({"adapter": core.adapter, "head": core.head})
+        return Reply(core.tensors())
 
     def personal(self, down: Tensors) -> Params:
         """Σ_j p_ij c_j."""
@@ -115,5 +114,10 @@ def all_cores(down: Tensors) -> Tensor:
 
 
 METHOD = Method(
-    "apple", AppleServer, AppleClient, AppleConfig, "APPLE", "learned mixtures of all core models"
+    name="apple",
+    server=AppleServer,
+    client=AppleClient,
+    config=AppleConfig,
+    title="APPLE",
+    summary="learned mixtures of all core models",
 )

@@ -34,13 +34,13 @@ class DittoClient(Client):
     def train(self, down: Tensors) -> Reply:
         """v_i ← v_i − η (∇L(v_i; B) + λ (v_i − w)) and w_i ← w_i − η ∇L(w_i; B) from w."""
         lr, pull = self.config.lr, self.pull()
-        received = shared = Params(down["adapter"], down["head"])
+        received = shared = Params.of(down)
         own = self.personal(down)
         for batch in self.task.batches(self.config.local_epochs):
             own = own.descend(self.task.grad(own, batch) + pull * (own - received), lr)
             shared = shared.descend(self.task.grad(shared, batch), lr)
-        self.state.update(adapter=own.adapter, head=own.head)
-        return Reply({"adapter": shared.adapter, "head": shared.head})
+        self.state.update(own.tensors())
+        return Reply(shared.tensors())
 
     def pull(self) -> float:
         """What multiplies v_i − w: λ, as the penalty is λ/2 ‖v_i − w‖²."""
@@ -48,16 +48,14 @@ class DittoClient(Client):
 
     def personal(self, down: Tensors) -> Params:
         """v_i, which starts as the w received first."""
-        return Params(
-            self.state.get("adapter", down["adapter"]), self.state.get("head", down["head"])
-        )
+        return Params.of(down | self.state)
 
 
 METHOD = Method(
-    "ditto",
-    FedAvgServer,
-    DittoClient,
-    DittoConfig,
-    "Ditto",
-    "personal models pulled towards FedAvg's by a proximal term",
+    name="ditto",
+    server=FedAvgServer,
+    client=DittoClient,
+    config=DittoConfig,
+    title="Ditto",
+    summary="personal models pulled towards FedAvg's by a proximal term",
 )

@@ -71,11 +71,11 @@ class FedALAClient(Client):
             self.receive(down)
         phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
         self.state["model"] = phi.flat()
-        return Reply({"adapter": phi.adapter, "head": phi.head})
+        return Reply(phi.tensors())
 
     def receive(self, down: Tensors) -> Reply:
         """w_i ← ŵ_i; the first model that comes is taken as it is."""
-        new = Params(down["adapter"], down["head"]).flat()
+        new = Params.of(down).flat()
         if "model" in self.state:
             new, self.state["weights"] = self.aggregate(self.state["model"], new)
         self.state["model"] = new
@@ -112,9 +112,14 @@ class FedALAClient(Client):
         """ŵ_i; before the first round the model that all start from."""
         if "model" in self.state:
             return self.task.initial.unflat(self.state["model"])
-        return Params(down["adapter"], down["head"]) if down else self.task.initial
+        return Params.of(down) if down else self.task.initial
 
 
 METHOD = Method(
-    "fedala", FedALAServer, FedALAClient, FedALAConfig, "FedALA", "learned elementwise mixing"
+    name="fedala",
+    server=FedALAServer,
+    client=FedALAClient,
+    config=FedALAConfig,
+    title="FedALA",
+    summary="learned elementwise mixing",
 )

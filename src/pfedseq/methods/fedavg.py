@@ -19,7 +19,6 @@ from pfedseq.federation import (
     Server,
     Setup,
     Tensors,
-    stack,
 )
 from pfedseq.optim import local_sgd
 from pfedseq.params import Params, weighted_mean
@@ -40,8 +39,8 @@ class FedAvgServer(Server):
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Average what came back."""
-        adapters, present = stack(replies, "adapter", self.adapter, self.setup.num_clients)
-        heads, _ = stack(replies, "head", self.head, self.setup.num_clients)
+        adapters, present = self.setup.stack(replies, "adapter")
+        heads, _ = self.setup.stack(replies, "head")
         weights = self.setup.weights(present)
         self.adapter = weighted_mean(adapters, weights)
         self.head = weighted_mean(heads, weights)
@@ -55,13 +54,18 @@ class FedAvgClient(Client):
     def train(self, down: Tensors) -> Reply:
         """φ_i ← SGD(φ; D_i)."""
         phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
-        return Reply({"adapter": phi.adapter, "head": phi.head})
+        return Reply(phi.tensors())
 
     def personal(self, down: Tensors) -> Params:
         """The global φ: FedAvg has nothing personal."""
-        return Params(down["adapter"], down["head"])
+        return Params.of(down)
 
 
 METHOD = Method(
-    "fedavg", FedAvgServer, FedAvgClient, MethodConfig, "FedAvg", "one global adapter and head"
+    name="fedavg",
+    server=FedAvgServer,
+    client=FedAvgClient,
+    config=MethodConfig,
+    title="FedAvg",
+    summary="one global adapter and head",
 )

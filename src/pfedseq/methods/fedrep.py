@@ -21,7 +21,6 @@ from pfedseq.federation import (
     Server,
     Setup,
     Tensors,
-    stack,
 )
 from pfedseq.optim import local_sgd
 from pfedseq.params import Params, weighted_mean
@@ -48,7 +47,7 @@ class FedRepServer(Server):
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Average the adapters."""
-        adapters, present = stack(replies, "adapter", self.adapter, self.setup.num_clients)
+        adapters, present = self.setup.stack(replies, "adapter")
         self.adapter = weighted_mean(adapters, self.setup.weights(present))
 
 
@@ -71,5 +70,10 @@ class FedRepClient(Client):
 
 
 METHOD = Method(
-    "fedrep", FedRepServer, FedRepClient, FedRepConfig, "FedRep", "shared adapter, own heads"
+    name="fedrep",
+    server=FedRepServer,
+    client=FedRepClient,
+    config=FedRepConfig,
+    title="FedRep",
+    summary="shared adapter, own heads",
 )

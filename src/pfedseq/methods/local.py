@@ -31,17 +31,19 @@ class LocalClient(Client):
     def train(self, down: Tensors) -> Reply:
         """φ_i ← SGD(φ_i; D_i)."""
         phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
-        self.state.update(adapter=phi.adapter, head=phi.head)
+        self.state.update(phi.tensors())
         return Reply()
 
     def personal(self, down: Tensors) -> Params:
         """φ_i, the initial model before the first round."""
-        initial = self.task.initial
-        return Params(
-            self.state.get("adapter", initial.adapter), self.state.get("head", initial.head)
-        )
+        return Params.of(self.task.initial.tensors() | self.state)
 
 
 METHOD = Method(
-    "local", LocalServer, LocalClient, MethodConfig, "Local", "each client alone; nothing is shared"
+    name="local",
+    server=LocalServer,
+    client=LocalClient,
+    config=MethodConfig,
+    title="Local",
+    summary="each client alone; nothing is shared",
 )

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import torch
 
 from pfedseq.errors import InputError
-from pfedseq.federation import Clients, Method, Reply, Server, Setup, Tensors, stack
+from pfedseq.federation import Clients, Method, Reply, Server, Setup, Tensors
 from pfedseq.methods.parts.hypernets import (
     EmbeddingNetwork,
     GeneratorConfig,
@@ -76,13 +76,13 @@ class PeFLLServer(Server):
         down = {i: {"gradient": gradients[i]} for i in replies}
         replies = clients.call("backprop", t, down)
         for name, weight in self.f.named_parameters():
-            weight.grad = stack(replies, name, weight.detach(), len(self.described))[0].sum(0)
+            weight.grad = self.setup.stack(replies, name, weight.detach())[0].sum(0)
         clipped_step(self.optimizer, self.config.max_grad_norm)
         self._describe(t, clients)
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Pull the mean over clients of Δ_i back through h, into h's and the descriptors' .grad."""
-        deltas, _ = stack(replies, "delta", self.setup.initial.adapter, self.setup.num_clients)
+        deltas, _ = self.setup.stack(replies, "delta")
         self.optimizer.zero_grad(set_to_none=True)
         self.descriptors = self.descriptors.detach().requires_grad_()
         pull_back(self.h(self.standardise(self.descriptors)), deltas / len(replies))
@@ -92,8 +92,8 @@ class PeFLLServer(Server):
         weights = {name: weight.detach().clone() for name, weight in self.f.named_parameters()}
         replies = clients.call("describe", t, dict.fromkeys(clients.ids, weights))
         like = self.profiles[0]
-        self.descriptors, self.described = stack(replies, "descriptor", like, len(self.profiles))
-        profiles, _ = stack(replies, "profile", like, len(self.profiles))
+        self.descriptors, self.described = self.setup.stack(replies, "descriptor", like)
+        profiles, _ = self.setup.stack(replies, "profile", like)
         self.profiles = torch.where(self.described[:, None], profiles, self.profiles)
         if t == 0:
             self.standardise.fit(self.descriptors[self.described])
@@ -125,10 +125,10 @@ class PeFLLClient(OwnHeadClient):
 
 
 METHOD = Method(
-    "pefll",
-    PeFLLServer,
-    PeFLLClient,
-    GeneratorConfig,
-    "PeFLL",
-    "a hypernetwork generates each client's adapter from an embedding of its data",
+    name="pefll",
+    server=PeFLLServer,
+    client=PeFLLClient,
+    config=GeneratorConfig,
+    title="PeFLL",
+    summary="a hypernetwork generates each client's adapter from an embedding of its data",
 )

@@ -47,15 +47,15 @@ class PerFedAvgClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """φ ← φ − β ∇L(φ − α ∇L(φ; B); B') for each pair of batches."""
-        phi = Params(down["adapter"], down["head"])
+        phi = Params.of(down)
         for first, second in double_batches(self.task, self.config.local_epochs):
             phi = phi.descend(self.task.grad(self.adapted(phi, first), second), self.config.lr)
-        return Reply({"adapter": phi.adapter, "head": phi.head})
+        return Reply(phi.tensors())
 
     def personal(self, down: Tensors) -> Params:
         """The global φ, adapted on one random training batch."""
         batch = next(self.task.batches(1))
-        return self.adapted(Params(down["adapter"], down["head"]), batch)
+        return self.adapted(Params.of(down), batch)
 
     def adapted(self, phi: Params, batch: Batch) -> Params:
         """φ − α ∇L(φ; B)."""
@@ -81,10 +81,10 @@ def double_batches(task: Task, epochs: int) -> Iterator[tuple[Batch, Batch]]:
 
 
 METHOD = Method(
-    "per_fedavg",
-    FedAvgServer,
-    PerFedAvgClient,
-    PerFedAvgConfig,
-    "Per-FedAvg",
-    "a global model that one local step personalises (first-order MAML)",
+    name="per_fedavg",
+    server=FedAvgServer,
+    client=PerFedAvgClient,
+    config=PerFedAvgConfig,
+    title="Per-FedAvg",
+    summary="a global model that one local step personalises (first-order MAML)",
 )

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 
 from pfedseq.errors import InputError
-from pfedseq.federation import Method, Reply, Setup, stack
+from pfedseq.federation import Method, Reply, Setup
 from pfedseq.methods.ditto import DittoClient, DittoConfig
 from pfedseq.methods.fedavg import FedAvgServer
 from pfedseq.params import Params, weighted_mean
@@ -56,8 +56,8 @@ class PerAdaServer(FedAvgServer):
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Average, every client alike, then distil."""
-        adapters, present = stack(replies, "adapter", self.adapter, self.setup.num_clients)
-        heads, _ = stack(replies, "head", self.head, self.setup.num_clients)
+        adapters, present = self.setup.stack(replies, "adapter")
+        heads, _ = self.setup.stack(replies, "head")
         student = Params(weighted_mean(adapters, present), weighted_mean(heads, present))
         limit = self.config.distillation_rounds
         if self.config.distillation_steps and (limit is None or t <= limit):
@@ -91,11 +91,11 @@ class PerAdaClient(DittoClient):
 
 
 METHOD = Method(
-    "perada",
-    PerAdaServer,
-    PerAdaClient,
-    PerAdaConfig,
-    "PerAda",
-    "personal models near a global one, which is distilled from all clients' models",
+    name="perada",
+    server=PerAdaServer,
+    client=PerAdaClient,
+    config=PerAdaConfig,
+    title="PerAda",
+    summary="personal models near a global one, which is distilled from all clients' models",
     needs_auxiliary=True,
 )

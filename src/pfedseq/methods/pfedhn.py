@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from pfedseq.federation import Method, Reply, Server, Setup, Tensors, stack
+from pfedseq.federation import Method, Reply, Server, Setup, Tensors
 from pfedseq.methods.parts.hypernets import GeneratorConfig, build, build_generator, descriptor_dim
 from pfedseq.methods.parts.own_head import OwnHeadClient
 from pfedseq.optim import step_along
@@ -52,17 +52,17 @@ class PFedHNServer(Server):
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """One Adam step along the mean over clients of Jᵢᵀ Δ_i."""
-        deltas, _ = stack(replies, "delta", self.setup.initial.adapter, self.setup.num_clients)
+        deltas, _ = self.setup.stack(replies, "delta")
         ids = sorted(replies)
         direction = deltas[ids] / len(ids)
         step_along(self.optimizer, self.generate(ids), direction, self.config.max_grad_norm)
 
 
 METHOD = Method(
-    "pfedhn",
-    PFedHNServer,
-    OwnHeadClient,
-    GeneratorConfig,
-    "pFedHN",
-    "a hypernetwork generates each client's adapter from a learned descriptor",
+    name="pfedhn",
+    server=PFedHNServer,
+    client=OwnHeadClient,
+    config=GeneratorConfig,
+    title="pFedHN",
+    summary="a hypernetwork generates each client's adapter from a learned descriptor",
 )

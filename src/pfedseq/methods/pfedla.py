@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from pfedseq.federation import Method, Reply, Server, Setup, Tensors, stack
+from pfedseq.federation import Method, Reply, Server, Setup, Tensors
 from pfedseq.methods.parts.hypernets import HypernetConfig, LayerWeights, build
 from pfedseq.methods.parts.own_head import OwnHeadClient
 from pfedseq.optim import step_along
@@ -55,7 +55,7 @@ class PFedLAServer(Server):
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Step each present client's hypernetwork along its Δ_i; renew its place in the pool."""
-        deltas, _ = stack(replies, "delta", self.setup.initial.adapter, self.setup.num_clients)
+        deltas, _ = self.setup.stack(replies, "delta")
         ids = sorted(replies)
         mixed = torch.stack([self.mix(i) for i in ids])  # from the pool that made what was sent
         if t > 1:
@@ -66,10 +66,10 @@ class PFedLAServer(Server):
 
 
 METHOD = Method(
-    "pfedla",
-    PFedLAServer,
-    OwnHeadClient,
-    HypernetConfig,
-    "pFedLA",
-    "each client's hypernetwork weighs all clients' adapters, layer by layer",
+    name="pfedla",
+    server=PFedLAServer,
+    client=OwnHeadClient,
+    config=HypernetConfig,
+    title="pFedLA",
+    summary="each client's hypernetwork weighs all clients' adapters, layer by layer",
 )

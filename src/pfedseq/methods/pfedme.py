@@ -75,12 +75,12 @@ class PFedMeClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """θ_i ≈ argmin L(θ; B) + λ/2 ‖θ − w_i‖²; w_i ← w_i − η λ (w_i − θ_i)."""
-        inner = local = Params(down["adapter"], down["head"])  # θ_i, w_i
+        inner = local = Params.of(down)  # θ_i, w_i
         for batch in self.task.batches(self.config.local_epochs):
             inner = self.solve(inner, local, batch)
             local = local.descend(local - inner, self.config.lr * self.config.proximal_weight)
-        self.state.update(adapter=inner.adapter, head=inner.head)
-        return Reply({"adapter": local.adapter, "head": local.head})
+        self.state.update(inner.tensors())
+        return Reply(local.tensors())
 
     def solve(self, inner: Params, local: Params, batch: Batch) -> Params:
         """K gradient steps on L(θ; B) + λ/2 ‖θ − w_i‖² + μ/2 ‖θ‖²."""
@@ -92,16 +92,14 @@ class PFedMeClient(Client):
 
     def personal(self, down: Tensors) -> Params:
         """θ_i; the received w before the client has trained."""
-        return Params(
-            self.state.get("adapter", down["adapter"]), self.state.get("head", down["head"])
-        )
+        return Params.of(down | self.state)
 
 
 METHOD = Method(
-    "pfedme",
-    PFedMeServer,
-    PFedMeClient,
-    PFedMeConfig,
-    "pFedMe",
-    "personal models tied to a global one by a Moreau envelope",
+    name="pfedme",
+    server=PFedMeServer,
+    client=PFedMeClient,
+    config=PFedMeConfig,
+    title="pFedMe",
+    summary="personal models tied to a global one by a Moreau envelope",
 )

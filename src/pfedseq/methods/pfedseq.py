@@ -25,7 +25,6 @@ from pfedseq.federation import (
     Server,
     Setup,
     Tensors,
-    stack,
 )
 from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig, bounded, decayed_sum
 from pfedseq.learners.history import History
@@ -75,9 +74,7 @@ class PFedSeqServer(Server):
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Train the learner on Δ^t, aggregate, and generate the next personal adapters."""
-        deltas, present = stack(  # Δ^t (N, K, D)
-            replies, "delta", self.setup.initial.adapter, self.setup.num_clients
-        )
+        deltas, present = self.setup.stack(replies, "delta")  # Δ^t (N, K, D)
         if self.history:  # empty at t = 1
             window = self.history.window()  # Δ^{max(1, t−L) : t−1}, which made ξ^{t−1}
             for _ in range(self.config.learner_steps):
@@ -120,10 +117,10 @@ class PFedSeqServer(Server):
 
 
 METHOD = Method(
-    "pfedseq",
-    PFedSeqServer,
-    OwnHeadClient,
-    PFedSeqConfig,
-    "pFedSeq",
-    "a learner over everyone's past updates calibrates the mean adapter for each client",
+    name="pfedseq",
+    server=PFedSeqServer,
+    client=OwnHeadClient,
+    config=PFedSeqConfig,
+    title="pFedSeq",
+    summary="a learner over everyone's past updates calibrates the mean adapter for each client",
 )

@@ -2,15 +2,15 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from pfedseq.base_config import BaseConfig
 
 Target = Literal["query", "key", "value", "output", "mlp_in", "mlp_out"]
 
 
-class AdapterConfig(BaseModel):
+class AdapterConfig(BaseConfig):
     """The adapter that every backbone layer carries."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["lora", "dora", "ia3"] = Field(
         "lora", description="LoRA; DoRA, which also learns each row's length; IA3, scales alone"

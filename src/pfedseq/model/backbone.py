@@ -23,6 +23,7 @@ from pfedseq.model.timm_weights import (
     read_timm_file,
     reason,
 )
+from pfedseq.seeding import seeded
 
 Channels = tuple[float, float, float]
 
@@ -163,8 +164,7 @@ def _random_weights(name: str, seed: int) -> VitWeights:
     else:
         known = ", ".join(RANDOM_PREFIX + key for key in [*ARCHITECTURES, "demo"])
         raise InputError(f"There is no architecture for backbone {name!r}; there are {known}.")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = ViTModel(config, add_pooling_layer=False)
     return VitWeights(config, dict(model.state_dict()))
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers import ViTConfig, ViTModel
 
 from pfedseq.data.synthetic import IMAGE_SIZE, SyntheticClasses
+from pfedseq.seeding import seeded
 
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
 
@@ -62,8 +63,7 @@ def new_model(settings: PretrainingSettings) -> ViTModel:
         layer_norm_eps=1e-6,
         initializer_range=0.08,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
+    with seeded(settings.seed):
         return ViTModel(config, add_pooling_layer=False)
 
 

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from pfedseq.federation import MethodConfig, Setup, Tensors
-from pfedseq.seeding import derive_seed
+from pfedseq.seeding import seeded
 
 Built = TypeVar("Built", bound=nn.Module)
 
@@ -39,8 +39,7 @@ class GeneratorConfig(HypernetConfig):
 
 def build(make: Callable[[], Built], setup: Setup, purpose: str) -> Built:
     """A network whose initial weights depend on the run's seed and on its purpose alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(setup.seed, purpose))
+    with seeded(setup.seed, purpose):
         network = make()
     return network.to(setup.initial.adapter.device)
 
