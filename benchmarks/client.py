@@ -84,7 +84,7 @@ def client(backbone: Backbone, case: Case) -> tuple[Contender, ImageSite]:
 def plain_peft(backbone: Backbone, site: ImageSite, attention: str) -> Contender:
     vit = copy.deepcopy(backbone.model)
     vit.set_attn_implementation(attention)
-    inject_adapter_in_model(peft_config(site.model.adapter_config), vit)
+    inject_adapter_in_model(peft_config(site.model.adapter_config, site.model.depth), vit)
     head = nn.Linear(backbone.feature_dim, CLASSES)
     tuned = [p for p in vit.parameters() if p.requires_grad] + list(head.parameters())
     optimizer = torch.optim.SGD(tuned, lr=LR)

@@ -53,6 +53,11 @@ class ModelConfig(BaseConfig):
     num_heads: int | None = Field(
         None, ge=1, description="for a timm-format file whose heads are not 64 wide"
     )
+    tokens: Literal["float32", "float16", "none"] = Field(
+        "float32",
+        description="how the tokens below the first adapted layer are kept: exactly, in half the "
+        "room, or computed anew each time; see adapter.layers",
+    )
 
 
 class TrainingConfig(LocalTraining):

@@ -1,6 +1,8 @@
 """Files that are there whole or not at all."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pfedseq.errors import InputError
@@ -20,3 +22,19 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     except OSError as problem:
         temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {problem.strerror}") from None
+
+
+@contextmanager
+def only_one_process(path: Path) -> Iterator[None]:
+    """Let one process at a time work on `path`, by a lock beside it that dies with the process."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.with_name(path.name + ".lock").open("w")
+    except OSError as fault:
+        raise InputError(f"cannot write to {path.parent}: {fault.strerror}") from fault
+    with handle:
+        if os.name == "posix":
+            import fcntl  # not on Windows, where two processes are on their own
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

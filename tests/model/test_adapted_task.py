@@ -66,7 +66,7 @@ class OrdinaryModel(nn.Module):
     def __init__(self, backbone, model: AdaptedModel, phi: Params) -> None:
         super().__init__()
         self.vit = copy.deepcopy(backbone.model)
-        inject_adapter_in_model(peft_config(model.adapter_config), self.vit)
+        inject_adapter_in_model(peft_config(model.adapter_config, model.depth), self.vit)
         self.vit.eval()
         self.head = nn.Linear(model.feature_dim, CLASSES)
         with torch.no_grad():
@@ -326,7 +326,7 @@ def load_backbone_shape():
     from transformers import ViTConfig, ViTModel
 
     vit = ViTModel(ViTConfig(), add_pooling_layer=False).requires_grad_(False)
-    inject_adapter_in_model(peft_config(AdapterConfig()), vit)
+    inject_adapter_in_model(peft_config(AdapterConfig(), 12), vit)
     return vit
 
 

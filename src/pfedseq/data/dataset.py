@@ -21,6 +21,8 @@ class ImageSet:
     owner_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None
     """(n,) the source's own test images, where it has any; used with `data.keep_test_split`."""
+    fingerprint: str | None = None
+    """Changes when a pixel does; None for images that are made anew for each run."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from pfedseq.data.dataset import ImageSet
 from pfedseq.data.decode import decode
 from pfedseq.data.source import Block, Source
 from pfedseq.errors import InputError
+from pfedseq.files import only_one_process
 
 FORMAT = 1
 Report = Callable[[str, int, int], None]
@@ -78,6 +78,7 @@ def open_store(folder: Path) -> ImageSet:
         owners=owners if manifest["owner_names"] else None,
         owner_names=tuple(manifest["owner_names"]),
         is_test=is_test.astype(bool) if manifest["has_test"] else None,
+        fingerprint=manifest["images_sha256"],
     )
 
 
@@ -96,7 +97,7 @@ def write_store(
     """
     workplace = folder.with_name(folder.name + ".partial")
     plan = {"format": FORMAT, "num_images": len(source.labels), "image_size": image_size, **origin}
-    with _only_one(folder):
+    with only_one_process(folder):
         if is_finished(folder) and plan.items() <= read_manifest(folder).items():
             return  # another process was faster
         done = _start_or_continue(workplace, plan, source, image_size)
@@ -233,22 +234,6 @@ def _publish(workplace: Path, folder: Path) -> None:
         shutil.rmtree(outdated)
     else:
         workplace.rename(folder)
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Let one process at a time prepare a store. The lock dies with the process."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        handle = folder.with_name(folder.name + ".lock").open("w")
-    except OSError as fault:
-        raise InputError(f"cannot write to {folder.parent}: {fault.strerror}") from fault
-    with handle:
-        if os.name == "posix":
-            import fcntl  # not on Windows, where two preparing processes are on their own
-
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _load(folder: Path, name: str, *, mapped: bool) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -16,6 +16,7 @@ from pfedseq.model.adapters import SeededDropout, inject, merged_weights
 from pfedseq.model.backbone import Backbone
 from pfedseq.model.class_token import keep_class_token_only
 from pfedseq.model.layout import AdapterLayout
+from pfedseq.model.tower import Tower
 from pfedseq.params import Params
 from pfedseq.seeding import derive_seed, torch_generator
 
@@ -38,12 +39,16 @@ class AdaptedModel:
     ) -> None:
         self.adapter_config, self.num_classes = adapter, num_classes
         self.feature_dim = backbone.feature_dim
-        self._plain = _same_weights(backbone.model)
-        keep_class_token_only(self._plain)
-        module = _same_weights(self._plain)
+        self.depth = backbone.num_layers
+        first = adapter.layers_of(self.depth)[0]
+        plain = _same_weights(backbone.model)
+        keep_class_token_only(plain)
+        injected = _same_weights(plain)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "adapter"))
-            inject(module, adapter)
+            inject(injected, adapter)
+        self.prefix: Tower | None = Tower(plain, 0, first) if first else None
+        self._plain, module = (Tower(vit, first, self.depth) for vit in (plain, injected))
         self.layout = AdapterLayout.of(module)
         weights = dict(module.named_parameters())
         head = torch.zeros(num_classes * (self.feature_dim + 1))
@@ -54,7 +59,7 @@ class AdaptedModel:
         )
         for parameter in module.parameters():
             parameter.requires_grad_(False)
-        self._adapted: nn.Module = module
+        self._adapted = module
         self._skeletons = threading.local()
 
     @property
@@ -62,8 +67,17 @@ class AdaptedModel:
         """Where the backbone lives."""
         return self.initial.adapter.device
 
-    def features(self, adapter: Tensor, pixels: Tensor, dropout: Generator | None = None) -> Tensor:
-        """Class-token features (B, F) of normalised images (B, 3, S, S).
+    @torch.no_grad()
+    def inputs(self, pixels: Tensor) -> Tensor:
+        """What the first adapted layer is given for normalised images (B, 3, S, S).
+
+        Tokens (B, T, F) out of the frozen layers below it; the images themselves where there are
+        none.
+        """
+        return pixels if self.prefix is None else self.prefix(pixels)
+
+    def features(self, adapter: Tensor, inputs: Tensor, dropout: Generator | None = None) -> Tensor:
+        """Class-token features (B, F) of what `inputs` gives.
 
         `dropout` is what training draws the dropped inputs from; without it nothing is dropped.
         """
@@ -72,7 +86,8 @@ class AdaptedModel:
             for layer in skeleton.modules():
                 if isinstance(layer, SeededDropout):
                     layer.generator = dropout
-        return _class_token(skeleton, self.layout.unflatten(adapter), pixels)
+        features: Tensor = functional_call(skeleton, self.layout.unflatten(adapter), (inputs,))
+        return features
 
     @torch.no_grad()
     def merged(self, adapter: Tensor) -> Callable[[Tensor], Tensor]:
@@ -82,7 +97,7 @@ class AdaptedModel:
             self.layout.unflatten(adapter),
             dict(self._plain.named_parameters()),
         )
-        return lambda pixels: _class_token(self._skeleton("plain"), weights, pixels)
+        return lambda inputs: functional_call(self._skeleton("plain"), weights, (inputs,))
 
     def classify(self, head: Tensor, features: Tensor) -> Tensor:
         """Logits (B, C) of features (B, F)."""
@@ -93,21 +108,15 @@ class AdaptedModel:
         weight, bias = head.split([self.num_classes * self.feature_dim, self.num_classes])
         return weight.view(self.num_classes, self.feature_dim), bias
 
-    def _skeleton(self, kind: Literal["adapted", "plain"]) -> nn.Module:
+    def _skeleton(self, kind: Literal["adapted", "plain"]) -> Tower:
         """This thread's own module of that kind around the shared weights."""
         if not hasattr(self._skeletons, kind):
             original = self._adapted if kind == "adapted" else self._plain
             setattr(self._skeletons, kind, _same_weights(original))
-        module: nn.Module = getattr(self._skeletons, kind)
+        module: Tower = getattr(self._skeletons, kind)
         return module
 
 
 def _same_weights(module: Module) -> Module:
     """A copy of the modules around the very same parameters."""
     return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})
-
-
-def _class_token(module: nn.Module, weights: dict[str, Tensor], pixels: Tensor) -> Tensor:
-    output: Any = functional_call(module, weights, (pixels,))
-    feature: Tensor = output.last_hidden_state[:, 0]
-    return feature

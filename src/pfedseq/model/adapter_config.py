@@ -1,16 +1,18 @@
 """The `[adapter]` section; apart from `adapters.py`, so that a config loads no model code."""
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from pfedseq.base_config import BaseConfig
+from pfedseq.errors import InputError
 
 Target = Literal["query", "key", "value", "output", "mlp_in", "mlp_out"]
 
 
 class AdapterConfig(BaseConfig):
-    """The adapter that every backbone layer carries."""
+    """The adapter, the same in every backbone layer that carries one."""
 
     kind: Literal["lora", "dora", "ia3"] = Field(
         "lora", description="LoRA; DoRA, which also learns each row's length; IA3, scales alone"
@@ -28,8 +30,42 @@ class AdapterConfig(BaseConfig):
         ("query", "value"), min_length=1, description="projections that carry the adapter"
     )
 
+    layers: str | tuple[int, ...] = Field(
+        "all",
+        description="backbone layers that carry the adapter: all, `last N`, or a list counted from "
+        "0; what lies below the first is computed once per image",
+    )
+
     @model_validator(mode="after")
     def _ia3_drops_nothing(self) -> Self:
         if self.kind == "ia3" and self.dropout:
             raise ValueError("kind = 'ia3' has no low-rank path to drop from: remove dropout")
         return self
+
+    @model_validator(mode="after")
+    def _layers_are_named(self) -> Self:
+        chosen = self.layers
+        if isinstance(chosen, str):
+            named = chosen == "all" or re.fullmatch(r"last [1-9]\d*", chosen) is not None
+        else:
+            named = bool(chosen) and list(chosen) == sorted({*chosen}) and chosen[0] >= 0
+        if not named:
+            raise ValueError(
+                f"layers must be 'all', 'last N' or a rising list of layers from 0, not {chosen!r}"
+            )
+        return self
+
+    def layers_of(self, depth: int) -> tuple[int, ...]:
+        """The layers, counted from 0, that carry the adapter in a backbone of `depth` of them."""
+        if self.layers == "all":
+            return tuple(range(depth))
+        if isinstance(self.layers, str):
+            chosen = tuple(range(depth - int(self.layers.removeprefix("last ")), depth))
+        else:
+            chosen = self.layers
+        if chosen[0] < 0 or chosen[-1] >= depth:
+            raise InputError(
+                f"adapter.layers = {self.layers!r} does not fit the backbone, which has {depth} "
+                f"layers (0 to {depth - 1})"
+            )
+        return chosen

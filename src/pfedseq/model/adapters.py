@@ -10,6 +10,7 @@ from peft import IA3Config, LoraConfig, PeftConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
 from torch import Generator, Tensor, nn
+from transformers import ViTModel
 
 from pfedseq.model.adapter_config import AdapterConfig, Target
 
@@ -29,11 +30,17 @@ _IA3 = ".ia3_l.default"
 """PEFT's names for what it puts beside a target."""
 
 
-def peft_config(adapter: AdapterConfig) -> PeftConfig:
-    """The adapter as PEFT writes it down."""
+def peft_config(adapter: AdapterConfig, depth: int) -> PeftConfig:
+    """The adapter as PEFT writes it down, for a backbone of `depth` layers.
+
+    PEFT finds a module by the end of its name: the projection's alone where all layers carry the
+    adapter, else with its layer's. (Its `layers_to_transform` is not known to IA3.)
+    """
     modules = [_MODULES[target] for target in adapter.targets]
+    if adapter.layers != "all":
+        modules = [f"layers.{k}.{name}" for k in adapter.layers_of(depth) for name in modules]
     if adapter.kind == "ia3":  # scales what enters the MLP's second layer, what leaves all others
-        feedforward = [module for module in modules if module == _MODULES["mlp_out"]]
+        feedforward = [module for module in modules if module.endswith(_MODULES["mlp_out"])]
         return IA3Config(target_modules=modules, feedforward_modules=feedforward)
     return LoraConfig(
         r=adapter.rank,
@@ -44,9 +51,9 @@ def peft_config(adapter: AdapterConfig) -> PeftConfig:
     )
 
 
-def inject(module: nn.Module, adapter: AdapterConfig) -> None:
+def inject(module: ViTModel, adapter: AdapterConfig) -> None:
     """Put the adapter into a backbone, drawing from PyTorch's global generator."""
-    config = peft_config(adapter)
+    config = peft_config(adapter, len(module.layers))
     if adapter.kind == "lora" and not adapter.dropout:
         config._register_custom_module({nn.Linear: OneProductLinear})
     inject_adapter_in_model(config, module)

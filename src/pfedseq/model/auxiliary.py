@@ -26,7 +26,10 @@ class AuxiliaryImages:
     seed: int
 
     def batches(self, t: int, count: int, size: int) -> Iterator[Tensor]:
-        """Normalised images (B, 3, S, S): whole shuffled passes, one after the other."""
+        """Images as the first adapted layer sees them: whole shuffled passes, one after the other.
+
+        All teachers and the student start from there, so what lies below is computed once.
+        """
         order, total = torch_generator(self.seed, "auxiliary", t), len(self.source.images.images)
         passes = -(-count * size // total)
         indices = torch.cat([torch.randperm(total, generator=order) for _ in range(passes)])
@@ -34,7 +37,7 @@ class AuxiliaryImages:
             pixels = self.source.pixels(batch.numpy())
             if pixels.shape[-1] != self.image_size:
                 pixels = interpolate(pixels, (self.image_size, self.image_size), mode="bilinear")
-            yield pixels
+            yield self.model.inputs(pixels)
 
     @torch.no_grad()
     def logits(self, phi: Params, batch: Tensor) -> Tensor:

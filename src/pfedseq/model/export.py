@@ -32,7 +32,7 @@ def save_personal_model(
         _PEFT_PREFIX + _ADAPTER_NAME.sub("", name): tensor.detach().cpu().contiguous()
         for name, tensor in model.layout.unflatten(phi.adapter).items()
     }
-    config = peft_config(model.adapter_config)
+    config = peft_config(model.adapter_config, model.depth)
     config.base_model_name_or_path = backbone
     config.inference_mode = True
     described = {

@@ -1,4 +1,4 @@
-"""θ as one tensor (K, D): where each adapter weight of each backbone layer has its place."""
+"""θ as one tensor (K, D): where each adapter weight of each adapted layer has its place."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ _BLOCK = re.compile(r"^(?P<before>.*?\blayers?)\.(?P<index>\d+)\.(?P<within>.+)$
 
 @dataclass(frozen=True)
 class AdapterLayout:
-    """The names and shapes of the adapter weights that every backbone layer carries.
+    """The names and shapes of the adapter weights that every adapted backbone layer carries.
 
-    Row k of θ holds the weights of layer k in the order of `weights`, each flattened.
+    Row k of θ holds the k-th adapted layer's weights in the order of `weights`, each flattened.
     """
 
     prefix: str
     """What stands before a layer's number in a parameter's name, e.g. `layers`."""
-    num_layers: int
-    """K."""
+    layers: tuple[int, ...]
+    """The backbone layers that carry an adapter, rising; K of them."""
     weights: tuple[tuple[str, tuple[int, ...]], ...]
     """(name within the layer, shape), the same for every layer."""
+
+    @property
+    def num_layers(self) -> int:
+        """K."""
+        return len(self.layers)
 
     @property
     def adapter_dim(self) -> int:
@@ -54,27 +59,21 @@ class AdapterLayout:
             blocks.setdefault(int(match["index"]), []).append((match["within"], shape))
         if not blocks:
             raise InputError("the model has no adapter weights: check adapter.targets")
-        if len(prefixes) > 1 or sorted(blocks) != list(range(len(blocks))):
-            raise InputError(
-                f"adapters must sit on every backbone layer 0 … K−1 of one stack; found layers "
-                f"{sorted(blocks)} under {sorted(prefixes)}"
-            )
-        first = blocks[0]
+        if len(prefixes) > 1:
+            raise InputError(f"adapters must sit on one stack of layers, not on {sorted(prefixes)}")
+        layers = tuple(sorted(blocks))
+        first = blocks[layers[0]]
         for k, block in blocks.items():
             if block != first:
                 raise InputError(
-                    f"layer {k}'s adapter {block} differs from layer 0's {first}: every backbone "
-                    "layer must carry the same adapter"
+                    f"layer {k}'s adapter {block} differs from layer {layers[0]}'s {first}: every "
+                    "adapted layer must carry the same adapter"
                 )
-        return cls(prefixes.pop(), len(blocks), tuple(first))
+        return cls(prefixes.pop(), layers, tuple(first))
 
     def names(self) -> list[str]:
         """Full parameter names, layer by layer."""
-        return [
-            f"{self.prefix}.{k}.{within}"
-            for k in range(self.num_layers)
-            for within, _ in self.weights
-        ]
+        return [f"{self.prefix}.{k}.{within}" for k in self.layers for within, _ in self.weights]
 
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
         """θ (K, D) from the weights by name."""
@@ -88,7 +87,7 @@ class AdapterLayout:
                     for within, shape in self.weights
                 ]
             )
-            for k in range(self.num_layers)
+            for k in self.layers
         ]
         return torch.stack(rows)
 
@@ -105,7 +104,7 @@ class AdapterLayout:
             )
         sizes = [prod(shape) for _, shape in self.weights]
         named = {}
-        for k, row in enumerate(adapter.unbind()):
+        for k, row in zip(self.layers, adapter.unbind(), strict=True):
             for (within, shape), piece in zip(self.weights, row.split(sizes), strict=True):
                 named[f"{self.prefix}.{k}.{within}"] = piece.view(shape)
         return named

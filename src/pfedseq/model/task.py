@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,12 @@ class ImageSource:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     device: torch.device
+    tokens: Callable[[NDArray], Tensor] | None = None  # type: ignore[type-arg]
+    """What the frozen layers below the first adapter make of images, where there are such."""
+
+    def inputs(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
+        """What the adapted model starts from: tokens (B, T, F), or pixels (B, 3, S, S)."""
+        return self.pixels(indices) if self.tokens is None else self.tokens(indices)
 
     def pixels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """(B, 3, S, S) float: (x / 255 − mean) / std, in one multiply-add."""
@@ -84,8 +90,8 @@ class ImageTask:
             features = self._train_features(adapter)[batch.to(adapter.device)]
             labels = self.source.labels(self.data.train[batch.numpy()])
         else:
-            pixels, labels = self._examples(batch)
-            features = self.model.features(adapter, pixels, self._dropout)
+            inputs, labels = self._examples(batch)
+            features = self.model.features(adapter, inputs, self._dropout)
         loss = cross_entropy(self.model.classify(head, features), labels)
         wanted = [x for x in (adapter, head) if x.requires_grad]
         gradients = iter(torch.autograd.grad(loss, wanted))
@@ -97,8 +103,8 @@ class ImageTask:
     @torch.no_grad()
     def loss(self, phi: Params, batch: Batch) -> float:
         """Mean cross-entropy over the batch."""
-        pixels, labels = self._examples(batch)
-        logits = self.model.classify(phi.head, self.model.features(phi.adapter, pixels))
+        inputs, labels = self._examples(batch)
+        logits = self.model.classify(phi.head, self.model.features(phi.adapter, inputs))
         return float(cross_entropy(logits, labels))
 
     @torch.no_grad()
@@ -109,7 +115,7 @@ class ImageTask:
         correct = loss = 0.0
         for start in range(0, len(indices), EVALUATION_BATCH):
             part = indices[start : start + EVALUATION_BATCH]
-            features = features_of(self.source.pixels(part))
+            features = features_of(self.source.inputs(part))
             logits, labels = self.model.classify(phi.head, features), self.source.labels(part)
             correct += float((logits.argmax(1) == labels).sum())
             loss += float(cross_entropy(logits, labels, reduction="sum"))
@@ -118,17 +124,18 @@ class ImageTask:
 
     def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Images averaged down to (B, 3, 32, 32), and labels (B,)."""
-        pixels, labels = self._examples(batch.cpu())
+        indices = self.data.train[batch.cpu().numpy()]
+        pixels, labels = self.source.pixels(indices), self.source.labels(indices)
         return adaptive_avg_pool2d(pixels, THUMBNAIL_SIZE), labels
 
     def _examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Pixels and labels of a batch, kept for when the same one is asked for again.
+        """Inputs and labels of a batch, kept for when the same one is asked for again.
 
         pFedMe takes K gradients on each batch, Ditto two: it is read and normalised once.
         """
         if self._read is None or self._read[0] is not batch:
             indices = self.data.train[batch.numpy()]
-            self._read = (batch, self.source.pixels(indices), self.source.labels(indices))
+            self._read = (batch, self.source.inputs(indices), self.source.labels(indices))
         return self._read[1], self._read[2]
 
     @torch.no_grad()
@@ -137,7 +144,7 @@ class ImageTask:
         if self._cached is None or not torch.equal(self._cached[0], adapter):
             features_of = self.model.merged(adapter)
             features = [
-                features_of(self.source.pixels(self.data.train[i : i + EVALUATION_BATCH]))
+                features_of(self.source.inputs(self.data.train[i : i + EVALUATION_BATCH]))
                 for i in range(0, self.num_examples, EVALUATION_BATCH)
             ]
             self._cached = (adapter.detach(), torch.cat(features))

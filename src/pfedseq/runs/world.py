@@ -21,6 +21,7 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryImages
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.task import ImageSite, ImageSource
+from pfedseq.model.token_store import with_tokens
 
 _ENGINES = {"local": LocalClients, "wire": WireClients}
 
@@ -52,6 +53,10 @@ class World:
             backbone, config.adapter, len(data.images.class_names), config.run.seed
         )
         source = ImageSource(data.images, backbone.mean, backbone.std, device)
+        if model.prefix is not None:
+            source = with_tokens(
+                source, model.prefix, data.clients, section.tokens, config.data.store
+            )
         sites = tuple(
             ImageSite(i, model, source, client, config.training.batch_size, config.run.seed)
             for i, client in enumerate(data.clients)
@@ -66,7 +71,8 @@ class World:
         """Unlabelled images, loaded when a method first needs them."""
         size, seed = self.config.data.image_size, self.config.run.seed
         images = load_auxiliary(self.config.auxiliary, size, seed)
-        return AuxiliaryImages(self.model, replace(self.sites[0].source, images=images), size, seed)
+        source = replace(self.sites[0].source, images=images, tokens=None)
+        return AuxiliaryImages(self.model, source, size, seed)
 
     def start(self, name: str) -> tuple[Server, LocalClients]:
         """A method before round 1: its server, and an engine with its clients."""

@@ -1,0 +1,235 @@
+"""What the frozen layers below the first adapter make of each image, computed once for all runs.
+
+A store is a folder that only grows:
+
+- `tokens.npy`: (n, T, F) for all n images of an image store, opened as a read-only memory map;
+  an image that no run has needed yet is a hole and takes no room on the disk;
+- `checksums.npy`: (n,) uint64, for each image that is there 1 + the CRC-32 of its tokens, else 0.
+
+Its name holds all that the tokens depend on. Each image goes through the layers by itself, since
+a matrix product may round its rows differently in other company: so the tokens of an image are the
+same bits whenever, and beside whatever else, they are computed. Where a run's images live in
+memory only (the digits), so do their tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedseq.data.config import default_store
+from pfedseq.data.dataset import ClientData
+from pfedseq.data.image_store import Report
+from pfedseq.errors import InputError
+from pfedseq.files import only_one_process, write_atomically
+from pfedseq.model.task import ImageSource
+from pfedseq.model.tower import Tower, fingerprint
+
+FORMAT = 1
+Storage = Literal["float32", "float16", "none"]
+Indices = NDArray[np.int64]
+Rows = np.memmap[Any, np.dtype[Any]]
+SAVED_EVERY = 2.0
+"""Seconds of work after which what is done is noted on disk."""
+_STAGE = "computing the frozen layers"
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The frozen layers as a function of one image at a time."""
+
+    tower: Tower
+    pixels: Callable[[Indices], Tensor]
+    """Normalised images by index."""
+    device: torch.device
+
+    @torch.no_grad()
+    def of(self, index: int) -> Tensor:
+        """Tokens (T, F) of an image."""
+        tokens: Tensor = self.tower(self.pixels(np.array([index])))[0]
+        return tokens
+
+    def each(self, indices: Indices) -> Tensor:
+        """Tokens (B, T, F) of images, computed now."""
+        return torch.stack([self.of(index) for index in indices])
+
+    def stream(self, indices: Indices) -> Iterator[tuple[int, Tensor]]:
+        """The same with all cores, one image after the other."""
+        cores = os.cpu_count() or 1
+        # One of PyTorch's threads each: how many share a product may change its last bits.
+        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for start in range(0, len(indices), 32 * cores):  # so that an interrupt is soon heard
+                some = indices[start : start + 32 * cores].tolist()
+                yield from zip(some, pool.map(self.of, some), strict=True)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens by image, as they were stored."""
+
+    rows: NDArray[Any]
+    """(n, T, F), in memory or a read-only memory map."""
+    device: torch.device
+
+    def of(self, indices: Indices) -> Tensor:
+        """Tokens (B, T, F) of images."""
+        return torch.from_numpy(self.rows[indices]).to(self.device, torch.float32)
+
+
+def keep_tokens(
+    prefix: Prefix,
+    wanted: Indices,
+    num_images: int,
+    storage: Storage,
+    folder: Path | None,
+    report: Report | None = None,
+) -> Callable[[Indices], Tensor]:
+    """Have the tokens of the wanted images ready; gives how to read those of a batch.
+
+    They are kept in `folder`, or in memory where there is none.
+    """
+    if storage == "none":
+        return prefix.each
+    report = report or spoken()
+    shape = (num_images, *prefix.of(int(wanted[0])).shape)
+    if folder is None:
+        rows = np.empty(shape, storage)  # the system gives memory to the rows that are written only
+        for done, (index, tokens) in enumerate(prefix.stream(wanted), 1):
+            rows[index] = tokens.cpu().numpy()
+            report(_STAGE, done, len(wanted))
+        return Tokens(rows, prefix.device).of
+    with only_one_process(folder):
+        rows = _open(folder, shape, storage)
+        _fill(folder, rows, prefix, wanted, report)
+    return Tokens(rows, prefix.device).of
+
+
+def with_tokens(
+    source: ImageSource,
+    tower: Tower,
+    clients: Sequence[ClientData],
+    storage: Storage,
+    store: Path | None,
+    report: Report | None = None,
+) -> ImageSource:
+    """A source that has the tokens of all the clients' images ready, under `store` or the cache."""
+    prefix, images = Prefix(tower, source.pixels, source.device), source.images
+    folder = None
+    if images.fingerprint is not None and storage != "none":
+        # The kind of device too: a graphics card rounds differently.
+        facts = [FORMAT, images.fingerprint, source.mean, source.std, source.device.type, storage]
+        key = hashlib.sha256(json.dumps([*facts, fingerprint(tower)]).encode()).hexdigest()[:16]
+        root = (store or default_store()).expanduser() / "tokens"
+        folder = root / f"{images.name}-{len(tower.layers)}-layers-{storage}-{key}"
+    parts = [part for client in clients for part in (client.train, client.validation, client.test)]
+    wanted = np.unique(np.concatenate(parts))
+    tokens = keep_tokens(prefix, wanted, len(images.labels), storage, folder, report)
+    return replace(source, tokens=tokens)
+
+
+def spoken() -> Report:
+    """Tells on standard error of work that takes longer than two seconds, every ten."""
+    due = time.monotonic() + 2
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + 10
+            print(f"pfedseq: {stage}: {done:,} of {total:,} images", file=sys.stderr)
+
+    return report
+
+
+def _open(folder: Path, shape: tuple[int, ...], storage: Storage) -> Rows:
+    """Map the store's tokens, after making an empty one if there is none, or no readable one."""
+    file = folder / "tokens.npy"
+    try:
+        rows = _map(file)
+        if rows.shape == shape and rows.dtype == storage:
+            return rows
+    except (OSError, ValueError):
+        pass  # not there yet, or damaged: made anew
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        np.lib.format.open_memmap(file, "w+", storage, shape)
+    except OSError as fault:
+        raise InputError(f"cannot write to {folder.parent}: {fault.strerror}") from fault
+    return _map(file)
+
+
+def _map(file: Path) -> Rows:
+    rows: Rows = np.load(file, mmap_mode="r", allow_pickle=False)
+    return rows
+
+
+def _fill(folder: Path, rows: Rows, prefix: Prefix, wanted: Indices, report: Report) -> None:
+    """Compute and write what is wanted and not there, or not as its checksum says."""
+    checksums = _checksums(folder, len(rows))
+    missing = [i for i in wanted.tolist() if checksums[i] != _checksum(rows[i])]
+    if not missing:
+        return
+    _check_room(folder, len(missing) * rows[0].nbytes)
+    saved = time.monotonic()
+    try:
+        # Written through the file, not the map: a full disk is an error then, not a crash.
+        with (folder / "tokens.npy").open("r+b") as file:
+            for done, (index, tokens) in enumerate(prefix.stream(np.array(missing)), 1):
+                row = np.ascontiguousarray(tokens.cpu().numpy(), rows.dtype)
+                file.seek(rows.offset + index * row.nbytes)
+                file.write(row.data)
+                checksums[index] = _checksum(row)
+                report(_STAGE, done, len(missing))
+                if time.monotonic() - saved > SAVED_EVERY:
+                    file.flush()
+                    _save_checksums(folder, checksums)
+                    saved = time.monotonic()
+    except OSError as fault:
+        raise InputError(f"cannot write tokens to {folder}: {fault.strerror}") from fault
+    _save_checksums(folder, checksums)
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InputError(
+            f"the tokens of the frozen layers need {needed / 1e9:.1f} GB, but {folder.parent} has "
+            f"only {free / 1e9:.1f} GB free: choose another data.store, or set model.tokens to "
+            "'float16' (half of it) or 'none' (computed anew each time)"
+        )
+
+
+def _checksums(folder: Path, count: int) -> NDArray[np.uint64]:
+    try:
+        checksums: NDArray[np.uint64] = np.load(folder / "checksums.npy", allow_pickle=False)
+        if checksums.shape == (count,) and checksums.dtype == np.uint64:
+            return checksums
+    except (OSError, ValueError):
+        pass  # not there yet, or damaged: all tokens count as missing
+    return np.zeros(count, np.uint64)
+
+
+def _save_checksums(folder: Path, checksums: NDArray[np.uint64]) -> None:
+    content = BytesIO()
+    np.save(content, checksums)
+    write_atomically(folder / "checksums.npy", content.getvalue())
+
+
+def _checksum(row: NDArray[Any]) -> int:
+    return 1 + zlib.crc32(np.ascontiguousarray(row).data)
