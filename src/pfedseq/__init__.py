@@ -4,7 +4,7 @@ import pfedseq
 
 config = pfedseq.load_config("demo", ["run.rounds=10"])
 summary = pfedseq.run(config, "runs/my-first")
-print(summary["methods"]["pfedseq"]["client_mean"])
+print(summary.methods["pfedseq"].client_mean)
 """
 
 from importlib import import_module

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pfedseq.config import Config
 from pfedseq.report.figures import draw_curves
 from pfedseq.runs import run as runs
 from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.records import RunSummary
 
 
-def run(config: Config, out: Path | str, listener: runs.Listener | None = None) -> dict[str, Any]:
+def run(config: Config, out: Path | str, listener: runs.Listener | None = None) -> RunSummary:
     """Run every method of a config into the new folder `out`; returns what summary.json holds."""
     summary = runs.run(config, out, listener)
     draw_curves(RunFolder(Path(out)))
     return summary
 
 
-def resume(out: Path | str, listener: runs.Listener | None = None) -> dict[str, Any]:
+def resume(out: Path | str, listener: runs.Listener | None = None) -> RunSummary:
     """Continue a run from its last checkpoints; the results are those of an unbroken run."""
     summary = runs.resume(out, listener)
     draw_curves(RunFolder(Path(out)))

@@ -121,7 +121,7 @@ def test_a_run_that_was_cut_off_is_resumed_to_the_same_results(
 
     def crash(self, record):
         append(self, record)
-        if record["method"] == "local" and record["round"] == 3:
+        if record.method == "local" and record.round == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -233,3 +233,21 @@ def test_help_has_examples(command):
     code, out, _ = command("run", "--help")
     assert code == 0
     assert "pfedseq run demo" in out
+
+
+def test_compare_tabulates_and_is_not_repeated(command, quick, tmp_path):
+    out = tmp_path / "out"
+    arguments = ("compare", quick, "--methods", "local,fedavg", "--seeds", "0,1", "--rounds", 1)
+    code, text, _ = command(*arguments, "--out", out)
+    assert code == 0
+    assert "FedAvg" in text
+    saved = json.loads((out / "comparison.json").read_text())
+    assert saved["seeds"] == [0, 1]
+    assert set(saved["methods"]) == {"local", "fedavg"}
+    assert (out / "local" / "seed_1" / "curves.png").exists()
+    before = (out / "local" / "seed_1" / "metrics.jsonl").stat().st_mtime_ns
+    assert command(*arguments, "--out", out)[0] == 0
+    assert (out / "local" / "seed_1" / "metrics.jsonl").stat().st_mtime_ns == before
+    code, _, err = command("compare", quick, "--seeds", "0,x", "--out", out)
+    assert code == 2
+    assert "whole numbers" in err

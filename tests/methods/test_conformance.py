@@ -39,7 +39,7 @@ def run(server, clients, rounds):
     lines = []
 
     def keep(outcome):
-        record = summarise_round("toy", outcome)
+        record = summarise_round("toy", outcome).to_json()
         lines.append(json.dumps({k: v for k, v in record.items() if not k.endswith("_seconds")}))
 
     run_rounds(server, clients, rounds, keep)

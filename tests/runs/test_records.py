@@ -1,10 +1,18 @@
 """How a round and a run are boiled down, by hand."""
 
+import json
+
 import pytest
 
 from pfedseq.engines.rounds import RoundOutcome
 from pfedseq.errors import InputError
-from pfedseq.runs.records import summarise_round, summarise_run
+from pfedseq.runs.records import (
+    BestRound,
+    RoundRecord,
+    RunSummary,
+    summarise_round,
+    summarise_run,
+)
 
 COSTS = {
     "bytes_up": 10,
@@ -15,14 +23,14 @@ COSTS = {
 }
 
 
-def scores(accuracy, examples, validation=0.5, loss=1.0):
+def scores(accuracy, examples, validation=0.5, loss=1.0, validation_examples=1):
     return {
         "test_accuracy": accuracy,
         "test_loss": loss,
         "test_examples": examples,
         "validation_accuracy": validation,
         "validation_loss": 1.0,
-        "validation_examples": 1,
+        "validation_examples": validation_examples,
     }
 
 
@@ -33,16 +41,16 @@ def record_of(t, clients):
 def test_means_and_tails():
     """Accuracies .2 (30 images) and .8 (10): plain mean .5, weighted (6 + 8) / 40 = .35."""
     record = record_of(1, {0: scores(0.2, 30), 1: scores(0.8, 10)})
-    assert record["client_mean"] == pytest.approx(0.5)
-    assert record["sample_weighted"] == pytest.approx(0.35)
-    assert record["worst_client"] == 0.2
+    assert record.scores.client_mean == pytest.approx(0.5)
+    assert record.scores.sample_weighted == pytest.approx(0.35)
+    assert record.scores.worst_client == 0.2
     many = {i: scores(i / 20, 1) for i in range(20)}
-    assert record_of(1, many)["bottom_decile"] == pytest.approx(0.025)
+    assert record_of(1, many).scores.bottom_decile == pytest.approx(0.025)
 
 
 def test_durations_are_named_so():
     record = record_of(1, {0: scores(0.2, 30)})
-    floats = {k for k, v in record.items() if isinstance(v, float)}
+    floats = {k for k, v in record.to_json().items() if isinstance(v, float)}
     assert {k for k in floats if k.endswith("_seconds")} == {k for k in COSTS if "seconds" in k}
 
 
@@ -50,13 +58,44 @@ def test_headline_is_the_last_round_and_best_rounds_stand_beside_it():
     rounds = [(0.3, 0.1), (0.9, 0.2), (0.4, 0.8), (0.5, 0.3)]  # (test, validation)
     records = [record_of(t, {0: scores(a, 1, v)}) for t, (a, v) in enumerate(rounds, start=1)]
     summary = summarise_run(records)
-    assert summary["client_mean"] == 0.5
-    assert summary["best_on_validation"] == {"round": 3, "client_mean": 0.4}
-    assert summary["best_on_test_optimistic"] == {"round": 2, "client_mean": 0.9}
-    assert summary["bytes_up"] == 40
-    assert summary["server_seconds"] == pytest.approx(2.0)
+    assert summary.client_mean == 0.5
+    assert summary.best_on_validation == BestRound(3, 0.4)
+    assert summary.best_on_test_optimistic == BestRound(2, 0.9)
+    assert summary.cost.bytes_up == 40
+    assert summary.cost.server_seconds == pytest.approx(2.0)
 
 
 def test_a_nan_loss_stops_the_run_and_names_the_client():
     with pytest.raises(InputError, match=r"local: client 1's test loss is NaN in round 3"):
         record_of(3, {0: scores(0.2, 1), 1: scores(0.2, 1, loss=float("nan"))})
+
+
+def test_without_a_validation_split_nothing_is_best_on_it():
+    clients = {0: scores(0.2, 1, 0.0, validation_examples=0)}
+    record = record_of(1, clients)
+    assert record.scores.validation_mean is None
+    assert record.scores.validation_accuracy == (None,)
+    assert summarise_run([record]).best_on_validation is None
+    assert summarise_run([record]).to_json()["best_on_validation"] is None
+
+
+def test_validation_is_averaged_over_those_who_have_it():
+    clients = {0: scores(0.2, 1, 0.9), 1: scores(0.3, 1, 0.0, validation_examples=0)}
+    record = record_of(1, clients)
+    assert record.scores.validation_mean == pytest.approx(0.9)
+    assert record.scores.validation_accuracy == (0.9, None)
+
+
+def test_records_and_summaries_survive_json():
+    skipped = record_of(1, {})
+    kept = record_of(2, {3: scores(0.2, 30), 5: scores(0.8, 10, validation_examples=0)})
+    assert "client_mean" not in skipped.to_json()
+    for record in (skipped, kept):
+        assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    summary = RunSummary({"local": summarise_run([skipped, kept])})
+    assert RunSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
+    values = summary.to_json()["methods"]["local"]
+    assert values["bytes_up"] == 20
+    assert values["best_on_validation"] == {"round": 2, "client_mean": pytest.approx(0.5)}
+    with pytest.raises(KeyError):
+        RoundRecord.from_json({"method": "local", "round": 1})

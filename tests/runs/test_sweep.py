@@ -1,4 +1,4 @@
-"""The comparison table by hand, and that finished runs are not run again."""
+"""A sweep: what is finished is kept, what was cut off goes on, and worlds are shared rightly."""
 
 import json
 
@@ -6,80 +6,128 @@ import pytest
 
 from pfedseq.config import make_config
 from pfedseq.errors import InputError
-from pfedseq.runs import sweep
+from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.run import run
+from pfedseq.runs.sweep import Entry, methods_by_seeds, sweep
+from pfedseq.runs.world import World
 
 QUICK = {
-    "run": {"rounds": 2, "name": "quick"},
-    "data": {"name": "digits", "num_clients": 2, "max_images_per_client": 20},
+    "run": {"rounds": 2, "name": "quick", "checkpoint_every": 1},
+    "data": {
+        "name": "digits",
+        "partition": "dirichlet",
+        "alpha": 1.0,
+        "num_clients": 2,
+        "max_images_per_client": 20,
+    },
     "training": {"lr": 0.02, "batch_size": 8},
 }
 
 
-def summary(accuracies, seconds, rounds=2):
-    return {
-        "rounds": rounds,
-        "client_mean": sum(accuracies) / len(accuracies),
-        "worst_client": min(accuracies),
-        "sample_weighted": accuracies[0],
-        "test_accuracy": accuracies,
-        "client_seconds": seconds,
-        "server_seconds": 1.0,
-        "bytes_up": 100,
-        "bytes_down": 60,
-    }
+def lines(folder):
+    """metrics.jsonl without what a clock decides."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if not k.endswith("_seconds")} for r in records]
 
 
-def test_table_by_hand():
-    """Two seeds, two clients. Against the first method, client by client and seed by seed:
-
-    fedavg − local = (0.4 − 0.5, 0.9 − 0.7; 0.6 − 0.6, 0.8 − 0.9) = (−0.1, 0.2, 0, −0.1):
-    mean 0, one better and two worse. Means by seed .65 and .7: mean .675, std √(2·.025²) = .0354.
-    Seconds a round: local (9 + 1 + 9 + 1) / 4 = 5, fedavg (19 + 1 + 19 + 1) / 4 = 10: ratio 2.
-    """
-    rows = sweep.tabulate(
-        {
-            "local": [summary([0.5, 0.7], 9), summary([0.6, 0.9], 9)],
-            "fedavg": [summary([0.4, 0.9], 19), summary([0.6, 0.8], 19)],
-        }
-    )
-    local, fedavg = rows
-    assert local.difference.mean == 0
-    assert (local.wins, local.losses) == (0, 0)
-    assert local.cost_ratio == 1
-    assert fedavg.difference.mean == pytest.approx(0)
-    assert (fedavg.wins, fedavg.losses) == (1, 2)
-    assert fedavg.client_mean.mean == pytest.approx(0.675)
-    assert fedavg.client_mean.std == pytest.approx(0.0353553, rel=1e-5)
-    assert fedavg.cost_ratio == pytest.approx(2)
-    assert fedavg.bytes_up_per_round == 50
+def test_finished_runs_are_not_repeated(tmp_path):
+    entries = methods_by_seeds(make_config(QUICK), ["local", "fedavg"], [0, 1])
+    labels = ["local/seed_0", "fedavg/seed_0", "local/seed_1", "fedavg/seed_1"]
+    assert [entry.label for entry in entries] == labels
+    started, finished = [], []
+    first = sweep(entries, tmp_path, started.append, finished.append)
+    assert started == entries
+    assert [folder.path for folder in finished] == [tmp_path / label for label in labels]
+    assert list(first) == labels
+    more = [*entries, *methods_by_seeds(make_config(QUICK), ["fedrep"], [0])]
+    again = sweep(more, tmp_path, started.append)
+    assert started[4:] == more[4:]
+    assert {label: again[label] for label in labels} == first
 
 
-def test_without_local_there_is_no_cost_ratio():
-    (row,) = sweep.tabulate({"fedavg": [summary([0.5], 3)]})
-    assert row.cost_ratio is None
-    assert row.client_mean.std == 0
+def test_each_run_is_as_if_it_were_alone(tmp_path):
+    """Methods of one seed get the same partition, each seed its own: what `run` would give."""
+    entries = methods_by_seeds(make_config(QUICK), ["local", "fedavg"], [0, 1])
+    sweep(entries, tmp_path / "sweep")
+    partitions = {}
+    for entry in entries:
+        alone = tmp_path / "alone" / entry.label
+        run(entry.config, alone)
+        swept = tmp_path / "sweep" / entry.label
+        assert lines(swept) == lines(alone)
+        partitions[entry.label] = (swept / "partition.json").read_text()
+        assert partitions[entry.label] == (alone / "partition.json").read_text()
+    assert partitions["local/seed_0"] == partitions["fedavg/seed_0"]
+    assert partitions["local/seed_0"] != partitions["local/seed_1"]
 
 
-def test_runs_share_partitions_and_are_not_repeated(tmp_path):
-    config = make_config(QUICK)
-    started = []
+def test_a_sweep_that_was_cut_off_goes_on_where_it_stopped(tmp_path):
+    entries = methods_by_seeds(make_config(QUICK), ["local", "fedavg"], [0])
+    sweep(entries, tmp_path / "whole")
 
-    def announce(method, seed, config):
-        started.append((method, seed))
+    def crash_in_fedavg(entry):
+        def listen(record):
+            if record.method == "fedavg" and record.round == 1:
+                raise KeyboardInterrupt
 
-    first = sweep.compare(config, ["local", "fedavg"], [0, 1], tmp_path, announce)
-    assert started == [("local", 0), ("fedavg", 0), ("local", 1), ("fedavg", 1)]
-    again = sweep.compare(config, ["local", "fedavg"], [0, 1], tmp_path, announce)
-    assert len(started) == 4
-    assert again == first
-    sweep.compare(config, ["local", "fedavg", "fedrep"], [0], tmp_path, announce)
-    assert started[4:] == [("fedrep", 0)]
-    saved = json.loads((tmp_path / "comparison.json").read_text())
-    assert saved["reference"] == "local"
-    assert set(saved["methods"]) == {"local", "fedavg", "fedrep"}
+        return listen
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(entries, tmp_path / "cut", crash_in_fedavg)
+    local = tmp_path / "cut" / "local" / "seed_0" / "metrics.jsonl"
+    before = local.stat().st_mtime_ns
+    heard = []
+    sweep(entries, tmp_path / "cut", lambda entry: heard.append)
+    assert [(r.method, r.round) for r in heard] == [("fedavg", 2)]
+    assert local.stat().st_mtime_ns == before
+    for entry in entries:
+        assert lines(tmp_path / "cut" / entry.label) == lines(tmp_path / "whole" / entry.label)
 
 
-def test_other_options_do_not_mix_into_one_table(tmp_path):
-    sweep.compare(make_config(QUICK), ["local"], [0], tmp_path)
+def test_other_options_do_not_mix_into_one_sweep(tmp_path):
+    sweep(methods_by_seeds(make_config(QUICK), ["local"], [0]), tmp_path)
+    other = make_config(QUICK, ["training.lr=0.1"])
     with pytest.raises(InputError, match="other options"):
-        sweep.compare(make_config(QUICK, ["training.lr=0.1"]), ["local"], [0], tmp_path)
+        sweep(methods_by_seeds(other, ["local"], [0]), tmp_path)
+
+
+@pytest.mark.parametrize("label", ["", "../x", "/x", "a/../../x"])
+def test_a_label_names_a_folder_of_the_sweep(tmp_path, label):
+    with pytest.raises(InputError, match="cannot name a run"):
+        sweep([Entry(label, make_config(QUICK))], tmp_path)
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path):
+    with pytest.raises(InputError, match="two runs"):
+        sweep([Entry("a", make_config(QUICK))] * 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "same"),
+    [
+        ("run.methods=['fedavg']", True),
+        ("run.rounds=9", True),
+        ("run.evaluate_every=2", True),
+        ("training.lr=0.5", True),
+        ("training.local_epochs=2", True),
+        ("methods.fedrep.head_epochs=2", True),
+        ("run.seed=1", False),
+        ("training.batch_size=4", False),
+        ("data.alpha=0.5", False),
+        ("adapter.rank=3", False),
+        ("model.backbone=random:vit-tiny", False),
+        ("auxiliary.num_images=3", False),
+        ("engine.device=cuda", False),
+    ],
+)
+def test_a_world_serves_what_it_would_be_built_from(override, same):
+    config = make_config(QUICK)
+    world = World(config, None, None, ())
+    assert world.serves(make_config(QUICK, [override])) is same
+
+
+def test_a_damaged_summary_is_said(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.summary.write_text('{"methods": {"local": {}}}')
+    with pytest.raises(InputError, match="not readable"):
+        folder.read_summary()

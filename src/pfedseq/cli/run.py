@@ -90,10 +90,12 @@ def compare(
     """
     from pfedseq.config import load_config
     from pfedseq.methods import METHODS, find_method
+    from pfedseq.report.comparison import compare_runs, write_comparison
     from pfedseq.report.figures import draw_curves
     from pfedseq.report.progress import SequenceDisplay
     from pfedseq.report.tables import print_comparison
-    from pfedseq.runs.sweep import compare as compare_methods
+    from pfedseq.runs.folder import RunFolder
+    from pfedseq.runs.sweep import methods_by_seeds, sweep
 
     names = list(METHODS) if methods == "all" else [n.strip() for n in methods.split(",")]
     for name in names:
@@ -104,8 +106,12 @@ def compare(
         raise InputError(f"--seeds {seeds!r} must be whole numbers, e.g. 0,1,2") from None
     checked = load_config(config, assignments(overrides, rounds, None, device))
     folder = out or Path("runs") / f"compare-{checked.run.name}"
-    with SequenceDisplay(len(names) * len(numbers)) as display:
-        rows = compare_methods(checked, names, numbers, folder, display.announce, draw_curves)
+    entries = methods_by_seeds(checked, names, numbers)
+    with SequenceDisplay(len(entries)) as display:
+        sweep(entries, folder, display.announce, draw_curves)
+    runs = {name: [RunFolder(folder / name / f"seed_{s}") for s in numbers] for name in names}
+    rows = compare_runs(runs)
+    write_comparison(rows, numbers, folder / "comparison.json")
     print_comparison(rows, numbers, folder)
 
 

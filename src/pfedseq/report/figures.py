@@ -19,8 +19,8 @@ def draw_curves(folder: RunFolder) -> None:
     axes = figure.add_subplot()
     for name, rounds_of_method in folder.by_method().items():
         rows = evaluated(rounds_of_method)
-        rounds = [row["round"] for row in rows]
-        mean = [100 * row["client_mean"] for row in rows]
+        rounds = [t for t, _ in rows]
+        mean = [100 * scores.client_mean for _, scores in rows]
         (line,) = axes.plot(
             rounds,
             mean,
@@ -29,7 +29,7 @@ def draw_curves(folder: RunFolder) -> None:
             zorder=3 if name == "pfedseq" else 2,
             marker="o" if len(rows) == 1 else None,
         )
-        worst = [100 * min(row["test_accuracy"]) for row in rows]
+        worst = [100 * scores.worst_client for _, scores in rows]
         axes.plot(rounds, worst, color=line.get_color(), linestyle=":", linewidth=1)
     axes.set_xlabel("communication round")
     axes.set_ylabel("test accuracy (%)")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,8 +22,8 @@ from pfedseq.report.console import console
 from pfedseq.runs.records import RoundRecord
 
 if TYPE_CHECKING:
-    from pfedseq.config import Config
     from pfedseq.runs.run import Listener
+    from pfedseq.runs.sweep import Entry
 
 
 class ProgressDisplay:
@@ -62,10 +63,10 @@ class ProgressDisplay:
 
     def advance(self, record: RoundRecord) -> None:
         """Show one finished round."""
-        bar = self._bars[record["method"]]
-        self._progress.update(bar, completed=record["round"])
-        if "client_mean" in record:
-            accuracy = f"accuracy {100 * record['client_mean']:5.1f} %"
+        bar = self._bars[record.method]
+        self._progress.update(bar, completed=record.round)
+        if record.scores is not None:
+            accuracy = f"accuracy {100 * record.scores.client_mean:5.1f} %"
             self._progress.update(bar, accuracy=accuracy)
         if self._progress.tasks[bar].finished:
             waiting = [b for b in self._bars.values() if not self._progress.tasks[b].started]
@@ -74,7 +75,7 @@ class ProgressDisplay:
 
 
 class SequenceDisplay:
-    """One bar for each run of a comparison, as they come; silent where nobody watches."""
+    """One bar for each run of a sweep, as they come; silent where nobody watches."""
 
     def __init__(self, num_runs: int) -> None:
         self._num_runs, self._started = num_runs, 0
@@ -92,16 +93,17 @@ class SequenceDisplay:
         if self._display is not None:
             self._display.__exit__(kind, error, trace)
 
-    def announce(self, method: str, seed: int, config: Config) -> Listener:
-        """Open the next run's bar."""
+    def announce(self, entry: Entry) -> Listener:
+        """Open the next run's bars."""
         if self._display is not None:
             self._display.__exit__(None, None, None)
         self._started += 1
+        run = entry.config.run
         if console.is_terminal:
             console.print(
-                f"[dim]run {self._started} of at most {self._num_runs}, seed {seed}[/dim]"
+                f"[dim]run {self._started} of at most {self._num_runs}: {escape(entry.label)}[/dim]"
             )
-        self._display = ProgressDisplay((method,), config.run.rounds).__enter__()
+        self._display = ProgressDisplay(run.methods, run.rounds).__enter__()
         return self._display.advance
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
 from rich.markup import escape
@@ -18,7 +18,8 @@ from pfedseq.report.console import console
 if TYPE_CHECKING:
     from pfedseq.data.distribution import ClientRow
     from pfedseq.data.preparing import Prepared
-    from pfedseq.runs.sweep import ComparisonRow, MeanStd
+    from pfedseq.report.comparison import ComparisonRow, MeanStd
+    from pfedseq.runs.records import RunSummary
 
 MOST_CLASS_COLUMNS = 10
 """With more classes than this, a table of clients lists only the most frequent."""
@@ -100,7 +101,7 @@ def _percent(value: MeanStd) -> str:
     return f"{100 * value.mean:.2f}±{100 * value.std:.2f}"
 
 
-def print_results(summary: dict[str, Any], folder: Path) -> None:
+def print_results(summary: RunSummary, folder: Path) -> None:
     """The table of a run, then the paths of everything it left behind."""
     table = Table(
         title="Test accuracy in %, last round; traffic and time, all rounds",
@@ -113,18 +114,18 @@ def print_results(summary: dict[str, Any], folder: Path) -> None:
         table.add_column(heading, justify="right")
     for heading in ("bytes\nup", "bytes\ndown", "seconds,\nclients", "seconds,\nserver"):
         table.add_column(heading, justify="right")
-    best = max(row["client_mean"] for row in summary["methods"].values())
-    for name, row in summary["methods"].items():
-        style = "bold" if row["client_mean"] == best else None
+    best = max(row.client_mean for row in summary.methods.values())
+    for name, row in summary.methods.items():
+        style = "bold" if row.client_mean == best else None
         table.add_row(
             METHODS[name].title,
-            f"{100 * row['client_mean']:.2f}",
-            f"{100 * row['worst_client']:.2f}",
-            f"{100 * row['sample_weighted']:.2f}",
-            _bytes(row["bytes_up"]),
-            _bytes(row["bytes_down"]),
-            f"{row['client_seconds']:.1f}",
-            f"{row['server_seconds']:.1f}",
+            f"{100 * row.client_mean:.2f}",
+            f"{100 * row.worst_client:.2f}",
+            f"{100 * row.sample_weighted:.2f}",
+            _bytes(row.cost.bytes_up),
+            _bytes(row.cost.bytes_down),
+            f"{row.cost.client_seconds:.1f}",
+            f"{row.cost.server_seconds:.1f}",
             style=style,
         )
     console.print(table)

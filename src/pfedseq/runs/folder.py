@@ -6,11 +6,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
-from pfedseq.runs.records import RoundRecord, summarise_run
+from pfedseq.runs.records import RoundRecord, RunSummary, summarise_run
 
 
 class RunFolder:
@@ -57,7 +56,7 @@ class RunFolder:
         """Add one line to metrics.jsonl."""
         try:
             with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(record.to_json()) + "\n")
         except OSError as problem:
             raise InputError(f"cannot write {self.metrics}: {problem.strerror}") from None
 
@@ -69,8 +68,8 @@ class RunFolder:
         lines = self.metrics.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines, start=1):
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
+                records.append(RoundRecord.from_json(json.loads(line)))
+            except (json.JSONDecodeError, KeyError, TypeError):
                 if number == len(lines):
                     break
                 raise InputError(f"line {number} of {self.metrics} is damaged") from None
@@ -78,18 +77,28 @@ class RunFolder:
 
     def keep_records(self, wanted: Callable[[RoundRecord], bool]) -> None:
         """Drop the lines of rounds that will be run again."""
-        lines = [json.dumps(record) + "\n" for record in self.records() if wanted(record)]
+        lines = [json.dumps(r.to_json()) + "\n" for r in self.records() if wanted(r)]
         write_atomically(self.metrics, "".join(lines))
 
     def by_method(self) -> dict[str, list[RoundRecord]]:
         """The records of each method, in order."""
         grouped: dict[str, list[RoundRecord]] = {}
         for record in self.records():
-            grouped.setdefault(record["method"], []).append(record)
+            grouped.setdefault(record.method, []).append(record)
         return grouped
 
-    def write_summary(self) -> dict[str, Any]:
+    def write_summary(self) -> RunSummary:
         """summary.json from the metrics."""
-        summary = {"methods": {name: summarise_run(r) for name, r in self.by_method().items()}}
-        write_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
+        summary = RunSummary({name: summarise_run(r) for name, r in self.by_method().items()})
+        write_atomically(self.summary, json.dumps(summary.to_json(), indent=2) + "\n")
         return summary
+
+    def read_summary(self) -> RunSummary:
+        """What summary.json holds."""
+        try:
+            return RunSummary.from_json(json.loads(self.summary.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise InputError(
+                f"{self.summary} is not readable ({problem}); delete it and "
+                f"`pfedseq resume {self.path}` writes it anew"
+            ) from None

@@ -1,41 +1,178 @@
-"""What is reported of a round and of a run."""
+"""What is reported of a round and of a run, and the one place where it becomes JSON and back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pfedseq.engines.rounds import RoundOutcome
 from pfedseq.errors import InputError
 
-RoundRecord = dict[str, Any]
-"""One line of metrics.jsonl; every key that holds a duration ends in `_seconds`."""
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well each client's personal model did, and the ways to boil that down to one number."""
+
+    client_mean: float
+    """The paper's headline: test accuracy "averaging over all clients"."""
+    sample_weighted: float
+    """The same with each client weighted by its test examples."""
+    worst_client: float
+    bottom_decile: float
+    """The mean over the worst tenth of the clients."""
+    validation_mean: float | None
+    """Over the clients that hold validation examples; null where none does."""
+    test_loss_mean: float
+    clients: tuple[int, ...]
+    """Whose the columns below are, in order."""
+    test_accuracy: tuple[float, ...]
+    test_loss: tuple[float, ...]
+    validation_accuracy: tuple[float | None, ...]
+    validation_loss: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a round, or a run, cost; every duration is named `…_seconds`."""
+
+    bytes_up: int
+    bytes_down: int
+    client_seconds: float
+    server_seconds: float
+    evaluate_seconds: float
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One line of metrics.jsonl."""
+
+    method: str
+    round: int
+    scores: Scores | None
+    """Missing where the round went without an evaluation."""
+    cost: Cost
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat object."""
+        scores = asdict(self.scores) if self.scores is not None else {}
+        return {"method": self.method, "round": self.round, **scores, **asdict(self.cost)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
+        """What `to_json` gave; raises KeyError where something is missing."""
+        scores = _read(Scores, values) if "client_mean" in values else None
+        return cls(values["method"], values["round"], scores, _read(Cost, values))
+
+
+@dataclass(frozen=True)
+class BestRound:
+    """The round that was best by some measure, and its mean test accuracy."""
+
+    round: int
+    client_mean: float
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """One method's result: the last round is the headline, the best rounds stand beside it."""
+
+    rounds: int
+    client_mean: float
+    sample_weighted: float
+    worst_client: float
+    bottom_decile: float
+    test_accuracy: tuple[float, ...]
+    best_on_validation: BestRound | None
+    """Null where no client holds validation examples."""
+    best_on_test_optimistic: BestRound
+    cost: Cost
+
+    def to_json(self) -> dict[str, Any]:
+        """One object, the costs flat in it."""
+        values = asdict(self)
+        values.update(values.pop("cost"))
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> MethodSummary:
+        """What `to_json` gave; raises KeyError where something is missing."""
+        validation, test = values["best_on_validation"], values["best_on_test_optimistic"]
+        return _read(
+            cls,
+            dict(values)
+            | {
+                "best_on_validation": None if validation is None else _read(BestRound, validation),
+                "best_on_test_optimistic": _read(BestRound, test),
+                "cost": _read(Cost, values),
+            },
+        )
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """summary.json: the result of every method of a run."""
+
+    methods: dict[str, MethodSummary]
+
+    def to_json(self) -> dict[str, Any]:
+        """Methods by name."""
+        return {"methods": {name: method.to_json() for name, method in self.methods.items()}}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunSummary:
+        """What `to_json` gave; raises KeyError where something is missing."""
+        methods = values["methods"]
+        return cls({name: MethodSummary.from_json(method) for name, method in methods.items()})
 
 
 def summarise_round(method: str, outcome: RoundOutcome) -> RoundRecord:
-    """What a round cost, and, where clients were evaluated, how well each did.
-
-    `client_mean` is the paper's ("averaging over all clients"); `sample_weighted` weighs each
-    client by its test images; `bottom_decile` is the mean over the worst tenth of the clients.
-    """
-    scores = _scores(method, outcome.t, outcome.evaluated) if outcome.evaluated else {}
-    return {
-        "method": method,
-        "round": outcome.t,
-        **scores,
-        "bytes_up": outcome.bytes_up,
-        "bytes_down": outcome.bytes_down,
-        "client_seconds": outcome.client_seconds,
-        "server_seconds": outcome.server_seconds,
-        "evaluate_seconds": outcome.evaluate_seconds,
-    }
+    """What a round cost, and, where clients were evaluated, how well each did."""
+    scores = _scores(method, outcome.t, outcome.evaluated) if outcome.evaluated else None
+    cost = Cost(**{f.name: getattr(outcome, f.name) for f in fields(Cost)})
+    return RoundRecord(method, outcome.t, scores, cost)
 
 
-def _scores(method: str, t: int, clients: Mapping[int, Mapping[str, float]]) -> RoundRecord:
-    """Per-client scores, and the ways to boil them down to one number."""
+def summarise_run(records: Sequence[RoundRecord]) -> MethodSummary:
+    """One method's result from all its rounds, of which the last was evaluated."""
+    scored = evaluated(records)
+    t, last = scored[-1]
+    validated = [
+        (t, scores, scores.validation_mean)
+        for t, scores in scored
+        if scores.validation_mean is not None
+    ]
+    best = max(validated, key=lambda entry: entry[2], default=None)
+    best_t, best_on_test = max(scored, key=lambda entry: entry[1].client_mean)
+    return MethodSummary(
+        rounds=t,
+        client_mean=last.client_mean,
+        sample_weighted=last.sample_weighted,
+        worst_client=last.worst_client,
+        bottom_decile=last.bottom_decile,
+        test_accuracy=last.test_accuracy,
+        best_on_validation=None if best is None else BestRound(best[0], best[1].client_mean),
+        best_on_test_optimistic=BestRound(best_t, best_on_test.client_mean),
+        cost=Cost(
+            **{
+                f.name: sum(getattr(record.cost, f.name) for record in records)
+                for f in fields(Cost)
+            }
+        ),
+    )
+
+
+def evaluated(records: Sequence[RoundRecord]) -> list[tuple[int, Scores]]:
+    """The rounds after which the clients were evaluated, and how they did."""
+    return [(record.round, record.scores) for record in records if record.scores is not None]
+
+
+def _scores(method: str, t: int, clients: Mapping[int, Mapping[str, float]]) -> Scores:
     ids = sorted(clients)
     for i in ids:
         if math.isnan(clients[i]["test_loss"]):
@@ -43,49 +180,32 @@ def _scores(method: str, t: int, clients: Mapping[int, Mapping[str, float]]) -> 
                 f"{method}: client {i}'s test loss is NaN in round {t}: its training diverged; "
                 "lower the learning rate (training.lr)"
             )
-    column = {
-        key: [clients[i][key] for i in ids]
-        for key in ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
-    }
-    accuracy = np.array(column["test_accuracy"])
-    sizes = [clients[i]["test_examples"] for i in ids]
+
+    def column(key: str) -> tuple[float, ...]:
+        return tuple(clients[i][key] for i in ids)
+
+    def validation(key: str) -> tuple[float | None, ...]:
+        return tuple(clients[i][key] if clients[i]["validation_examples"] else None for i in ids)
+
+    accuracy = np.array(column("test_accuracy"))
+    validated = [value for value in validation("validation_accuracy") if value is not None]
     tenth = max(1, len(ids) // 10)
-    return {
-        "client_mean": float(accuracy.mean()),
-        "sample_weighted": float(np.average(accuracy, weights=sizes)),
-        "worst_client": float(accuracy.min()),
-        "bottom_decile": float(np.sort(accuracy)[:tenth].mean()),
-        "validation_mean": float(np.mean(column["validation_accuracy"])),
-        "test_loss_mean": float(np.mean(column["test_loss"])),
-        "clients": ids,
-        **column,
-    }
+    return Scores(
+        client_mean=float(accuracy.mean()),
+        sample_weighted=float(np.average(accuracy, weights=column("test_examples"))),
+        worst_client=float(accuracy.min()),
+        bottom_decile=float(np.sort(accuracy)[:tenth].mean()),
+        validation_mean=float(np.mean(validated)) if validated else None,
+        test_loss_mean=float(np.mean(column("test_loss"))),
+        clients=tuple(ids),
+        test_accuracy=column("test_accuracy"),
+        test_loss=column("test_loss"),
+        validation_accuracy=validation("validation_accuracy"),
+        validation_loss=validation("validation_loss"),
+    )
 
 
-def evaluated(records: Sequence[RoundRecord]) -> list[RoundRecord]:
-    """The rounds after which the clients were evaluated."""
-    return [record for record in records if "client_mean" in record]
-
-
-def summarise_run(records: Sequence[RoundRecord]) -> dict[str, Any]:
-    """One method's result: the last round is the headline, the best rounds stand beside it."""
-    scored = evaluated(records)
-    last = scored[-1]
-    by_validation = max(scored, key=lambda r: r["validation_mean"])
-    by_test = max(scored, key=lambda r: r["client_mean"])
-    headline = ("client_mean", "sample_weighted", "worst_client", "bottom_decile")
-    totals = ("bytes_up", "bytes_down", "client_seconds", "server_seconds", "evaluate_seconds")
-    return {
-        "rounds": last["round"],
-        **{key: last[key] for key in headline},
-        "test_accuracy": last["test_accuracy"],
-        "best_on_validation": {
-            "round": by_validation["round"],
-            "client_mean": by_validation["client_mean"],
-        },
-        "best_on_test_optimistic": {
-            "round": by_test["round"],
-            "client_mean": by_test["client_mean"],
-        },
-        **{key: sum(record[key] for record in records) for key in totals},
-    }
+def _read(kind: Callable[..., Record], values: Mapping[str, Any]) -> Record:
+    """A dataclass from an object of JSON that may hold other keys too; lists become tuples."""
+    given = {f.name: values[f.name] for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.distribution import partition_record
@@ -15,21 +14,21 @@ from pfedseq.model.export import save_personal_model
 from pfedseq.params import Params
 from pfedseq.runs.checkpoint import load_checkpoint, save_checkpoint
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.records import RoundRecord, summarise_round
+from pfedseq.runs.records import RoundRecord, RunSummary, summarise_round
 from pfedseq.runs.world import World
 
 Listener = Callable[[RoundRecord], None]
 
 
-def run(config: Config, out: Path | str, listener: Listener | None = None) -> dict[str, Any]:
-    """Run every method of a config into the new folder `out`; returns what summary.json holds."""
+def run(config: Config, out: Path | str, listener: Listener | None = None) -> RunSummary:
+    """Run every method of a config into the new folder `out`."""
     RunFolder.check_vacant(Path(out))
     world = World.build(config)
     folder = RunFolder.create(Path(out), dump_config(config))
     return run_methods(world, folder, listener)
 
 
-def resume(out: Path | str, listener: Listener | None = None) -> dict[str, Any]:
+def resume(out: Path | str, listener: Listener | None = None) -> RunSummary:
     """Continue a run from its last checkpoints; the results are those of an unbroken run."""
     folder = RunFolder(Path(out))
     if not folder.config.exists():
@@ -37,7 +36,7 @@ def resume(out: Path | str, listener: Listener | None = None) -> dict[str, Any]:
     return run_methods(World.build(load_config(folder.config)), folder, listener)
 
 
-def run_methods(world: World, folder: RunFolder, listener: Listener | None) -> dict[str, Any]:
+def run_methods(world: World, folder: RunFolder, listener: Listener | None) -> RunSummary:
     """Run, or continue from their checkpoints, all methods of a folder's config."""
     write_atomically(folder.partition, partition_record(world.data))
     for name in world.config.run.methods:
@@ -52,7 +51,7 @@ def _run_method(world: World, folder: RunFolder, name: str, listener: Listener |
     checkpoint, done = folder.checkpoint(name), 0
     if checkpoint.exists():
         done = load_checkpoint(checkpoint, server, clients.states, world.model.device)
-    folder.keep_records(lambda r: r["method"] != name or r["round"] <= done)
+    folder.keep_records(lambda r: r.method != name or r.round <= done)
 
     def after_round(outcome: RoundOutcome) -> None:
         record = summarise_round(name, outcome)

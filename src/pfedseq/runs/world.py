@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from pfedseq.config import Config
+from pfedseq.config import Config, RunConfig, TrainingConfig
 from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.dataset import FederatedData
 from pfedseq.data.loading import load_data
@@ -66,6 +66,10 @@ class World:
             _ = world.auxiliary  # what is missing is better missed now than after other methods
         return world
 
+    def serves(self, config: Config) -> bool:
+        """Whether `build` would make of `config` this very world."""
+        return _world_of(config) == _world_of(self.config)
+
     @cached_property
     def auxiliary(self) -> AuxiliaryImages:
         """Unlabelled images, loaded when a method first needs them."""
@@ -108,3 +112,10 @@ def pick_device(wanted: str) -> torch.device:
     if not available[wanted]:
         raise InputError(f"device {wanted!r} is not available here; use --device cpu or auto")
     return torch.device(wanted)
+
+
+def _world_of(config: Config) -> Config:
+    """The config without what only says which methods run in a world, how long, and how."""
+    run = RunConfig(seed=config.run.seed)
+    training = TrainingConfig(batch_size=config.training.batch_size)
+    return config.model_copy(update={"run": run, "training": training, "methods": {}})
