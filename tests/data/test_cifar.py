@@ -83,7 +83,9 @@ def test_the_original_archive_gives_the_same_images_as_parquet(shared_data, tmp_
     parquet = open_cifar("cifar100", locate(str(shared_data / "cifar100")))
     ours, theirs = read_all(source), list(parquet.blocks[0].read())
     for number in (0, 29, 39):
-        np.testing.assert_array_equal(decode(ours[number], 48), decode(theirs[number], 48))
+        np.testing.assert_array_equal(
+            decode(ours[number], 48).pixels, decode(theirs[number], 48).pixels
+        )
 
 
 def test_cifar10s_five_batches_are_joined_in_order(tmp_path):
@@ -149,7 +151,7 @@ def test_broken_parquet_is_one_sentence(shared_data, tmp_path):
     broken.write_bytes(content)
     source = open_cifar("cifar100", locate(str(folder)))
     with pytest.raises(InputError, match=r"00001\.parquet (is damaged|is not a readable image)"):
-        [decode(raw, 8) for raw in read_all(source)]
+        [decode(raw, 8).pixels for raw in read_all(source)]
 
 
 def test_more_images_than_were_published_are_refused(tmp_path):

@@ -1,11 +1,13 @@
 import os
 import stat
+import tarfile
 import zipfile
 
 import pytest
 from data_samples import copy_zip, truncated, write_images
 
 from pfedseq.data.file_tree import FileTree
+from pfedseq.data.location import locate
 from pfedseq.errors import InputError
 
 NAMES = ["a/one.png", "a/two.PNG", "b/notes.txt", "b/.hidden.png", "__MACOSX/a/one.png"]
@@ -59,10 +61,59 @@ def test_links_in_an_archive_are_refused(tmp_path):
         FileTree(archive)
 
 
-def test_a_loop_of_links_in_a_folder_ends(tmp_path):
+def test_a_loop_of_links_is_a_sentence_and_a_folder_linked_twice_is_read_twice(tmp_path):
     folder = write_images(tmp_path / "data", ["a/one.png"])
+    os.symlink(folder / "a", folder / "b")
+    assert FileTree(folder).images() == ["a/one.png", "b/one.png"]
     os.symlink(folder, folder / "a/again")
-    assert FileTree(folder).images() == ["a/one.png"]
+    with pytest.raises(InputError, match=r"data/a/again is a link to .*/data, a folder that it li"):
+        FileTree(folder)
+    with pytest.raises(InputError, match="remove the link"):
+        locate(str(folder)).fingerprint()
+
+
+def test_a_link_that_leads_in_a_circle_or_nowhere_is_one_unreadable_file(tmp_path):
+    folder = write_images(tmp_path / "data", ["a/one.png"])
+    os.symlink("circle.png", folder / "a/circle.png")
+    os.symlink("nowhere", folder / "a/broken.txt")
+    tree = FileTree(folder)
+    assert tree.images() == ["a/circle.png", "a/one.png"]
+    with pytest.raises(InputError, match=r"cannot read .*circle\.png: Too many levels of symb"):
+        tree.read("a/circle.png")
+    assert locate(str(folder)).fingerprint()
+    os.symlink("self", tmp_path / "self")
+    with pytest.raises(InputError, match=r"there is no file or folder .*self"):
+        locate(str(tmp_path / "self"))
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tgz", ".tar.xz"])
+def test_a_tar_archive_is_read_like_its_folder(tmp_path, suffix):
+    folder = write_images(tmp_path / "data", NAMES)
+    archive = tmp_path / f"data{suffix}"
+    with tarfile.open(archive, f"w:{ {'.tar': '', '.tar.xz': 'xz'}.get(suffix, 'gz') }") as out:
+        out.add(folder, ".")
+    tree = FileTree(archive)
+    assert tree.images() == FileTree(folder).images()
+    assert tree.read("a/two.PNG") == (folder / "a/two.PNG").read_bytes()
+    assert tree.read("a/one.png") == (folder / "a/one.png").read_bytes()
+    assert tree.describe("a/one.png") == f"a/one.png in {archive}"
+    assert "b/notes.txt" in tree
+    with pytest.raises(InputError, match="is not a whole tar archive"):
+        FileTree(truncated(archive, tmp_path / f"cut{suffix}", 0.5))
+
+
+def test_a_tar_archive_that_leads_out_or_links_is_refused(tmp_path):
+    for name, kind, sentence in (
+        ("../x.png", tarfile.REGTYPE, "leads out of it: refused"),
+        ("x.png", tarfile.SYMTYPE, r"holds the link x\.png"),
+        ("x.png", tarfile.CHRTYPE, r"holds the link x\.png"),
+    ):
+        member = tarfile.TarInfo(name)
+        member.type = kind
+        with tarfile.open(tmp_path / "forged.tar", "w") as out:
+            out.addfile(member)
+        with pytest.raises(InputError, match=sentence):
+            FileTree(tmp_path / "forged.tar")
 
 
 def test_damage_is_named(tmp_path, shared_data):

@@ -3,8 +3,9 @@ import zipfile
 import numpy as np
 import pytest
 from data_samples import write_images
+from PIL import Image
 
-from pfedseq.data import DataConfig, load_data
+from pfedseq.data import DataConfig, load_data, load_images
 from pfedseq.data.folder import open_folder
 from pfedseq.data.location import locate
 from pfedseq.errors import InputError
@@ -61,8 +62,87 @@ def test_a_users_own_images_become_clients(tmp_path):
 
 def test_files_at_another_depth_and_empty_folders_are_refused(tmp_path):
     folder = write_images(tmp_path / "in", ["a/1.png", "b/2.png", "stray.png"])
-    with pytest.raises(InputError, match=r"stray\.png .* lies in 0 folders, but data\.layout"):
+    with pytest.raises(InputError, match=r"stray\.png .* lies in no folders, but data\.layout"):
         open_folder(locate(str(folder)), "class")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="has no images in it"):
         open_folder(locate(str(tmp_path / "empty")), "class")
+
+
+def test_a_layout_that_names_owners_means_owners(tmp_path):
+    names = [f"{owner}/{label}/{n}.png" for owner in "pqr" for label in "ab" for n in range(6)]
+    given = {
+        "name": "folder",
+        "source": str(write_images(tmp_path / "in", names)),
+        "layout": "owner/class",
+        "image_size": 8,
+        "store": tmp_path / "store",
+    }
+    config = DataConfig.model_validate(given)
+    assert (config.partition, config.num_clients) == ("owners", None)
+    assert [client.name for client in load_data(config, seed=0).clients] == ["p", "q", "r"]
+    other = DataConfig.model_validate({**given, "partition": "iid"})
+    assert (other.partition, other.num_clients) == ("iid", 10), "what is said is done"
+    assert DataConfig.model_validate({**given, "layout": "*/class"}).partition == "dirichlet"
+    hub = {"name": "hub", "source": "me/mine"}
+    assert DataConfig.model_validate({**hub, "owner_column": "site"}).partition == "owners"
+    assert DataConfig.model_validate(hub).partition == "dirichlet"
+
+
+def test_what_is_passed_over_is_counted_and_named(tmp_path, monkeypatch):
+    names = ["ann/mug/1.png", "ann/mug/2.xyz", "ann/cup/3.xyz", "ann/cup/4.txt", "bob/mug/5.png"]
+    folder = write_images(tmp_path / "in", [*names, "ann/mug/.hidden.xyz", "cid/mug/README"])
+    (folder / "dan/mug").mkdir(parents=True)
+    source = open_folder(locate(str(folder)), "owner/class")
+    assert source.notes == (
+        "skipped 4 files: .xyz (2), .txt (1), no suffix (1)",
+        "no images in the class cup: left out",
+        "no images in the owners cid, dan: left out",
+    )
+    with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
+        archive.mkdir("dan/mug")
+        for name in [*names, "cid/mug/README"]:
+            archive.write(folder / name, name)
+    assert open_folder(locate(str(tmp_path / "in.zip")), "owner/class").notes == source.notes
+    write_images(tmp_path / "phones", ["mug/1.heic"])
+    for module in ("file_tree", "folder"):
+        monkeypatch.setattr(f"pfedseq.data.{module}.IMAGE_SUFFIXES", frozenset({".png"}))
+    with pytest.raises(
+        InputError,
+        match=r"has no images in it \(skipped 1 file: \.heic \(1\); `pip install 'pfedseq\[heic",
+    ):
+        open_folder(locate(str(tmp_path / "phones")), "class")
+
+
+@pytest.mark.parametrize("second", ["mug", "Mug ", "MUG", "mu\uff47"])
+def test_names_that_look_alike_get_a_hint(tmp_path, second):
+    folder = write_images(tmp_path / "in", ["Mug/1.png", f"{second}/2.png", "cup/3.png"])
+    source = open_folder(locate(str(folder)), "class")
+    assert len(source.class_names) == 3
+    (note,) = source.notes
+    assert "'Mug'" in note
+    assert repr(second) in note
+    assert "are told apart: rename the folders" in note
+
+
+def test_scans_of_16_bits_reach_the_store_with_contrast_and_a_window_is_another_store(tmp_path):
+    rng = np.random.default_rng(0)
+    for label in "ab":
+        for number in range(4):
+            values = rng.integers(900, 1400, (8, 8), dtype=np.uint16)
+            (tmp_path / "in" / label).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(values).save(tmp_path / "in" / label / f"{number}.png")
+    given = {"name": "folder", "source": str(tmp_path / "in"), "image_size": 8, "num_clients": 1}
+    plain = load_images(DataConfig.model_validate({**given, "store": tmp_path / "store"}))
+    assert all(image.min() == 0 and image.max() == 255 for image in plain.images)
+    assert "rescaled 8 grey images" in plain.notes[0]
+    windowed = load_images(
+        DataConfig.model_validate({**given, "store": tmp_path / "store", "window": (0, 2000)})
+    )
+    assert 100 < windowed.images.mean() < 180
+    for wrong, sentence in (
+        ({**given, "window": (5, 5)}, "with low < high"),
+        ({"name": "pacs", "window": (0, 9)}, "window is for folder and hub"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            DataConfig.model_validate(wrong)

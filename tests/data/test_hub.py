@@ -120,12 +120,19 @@ def test_strange_tables_are_one_sentence(tmp_path):
     refusal({"a": [picture], "b": [picture], "label": [0]}, r"several image columns \(a, b\)")
     refusal({"image": [picture], "label": [-1]}, "row 0 of .* has the label -1, which is not")
     refusal({"image": [picture, picture], "label": [1, None]}, "column label .* is empty in 1 rows")
-    refusal({"image": [{"bytes": None, "path": "x"}], "label": [0]}, "has no image bytes")
     refusal(
         {"image": [picture], "label": [0]},
         "has the columns image, other, but .*train-0.parquet has image, label",
         second={"image": [picture], "other": [0]},
     )
+    for part in tmp_path.glob("*.parquet"):
+        part.unlink()
+    empty = {"image": [{"bytes": None, "path": "x"}, picture], "label": [0, 0]}
+    pq.write_table(pa.table(empty), tmp_path / "train-0.parquet")
+    missing, there = contents(source_of_table("x", read_table(tmp_path)))
+    assert "image 0 of row group 0" in str(missing)
+    assert "has no image bytes" in str(missing)
+    assert there == png()
     (tmp_path / "none").mkdir()
     with pytest.raises(InputError, match="has no parquet files"):
         read_table(tmp_path / "none")

@@ -11,10 +11,11 @@ import pytest
 from data_samples import png
 from PIL import Image
 
-from pfedseq.data import image_store
+from pfedseq.data import store_writer
 from pfedseq.data.decode import decode
-from pfedseq.data.image_store import open_store, verify_store, write_store
+from pfedseq.data.image_store import open_store, verify_store
 from pfedseq.data.source import Block, Source
+from pfedseq.data.store_writer import write_store
 from pfedseq.errors import InputError
 
 ORIGIN = {"source": "made up", "fingerprint": "1"}
@@ -71,7 +72,7 @@ def test_every_colour_mode_becomes_rgb_before_it_is_resized(mode):
     )
     expected = Image.open(io.BytesIO(out.getvalue())).convert("RGB")
     expected = np.asarray(expected.resize((12, 12), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
-    np.testing.assert_array_equal(decode(("here", out.getvalue()), 12), expected)
+    np.testing.assert_array_equal(decode(("here", out.getvalue()), 12).pixels, expected)
 
 
 def test_a_photograph_is_turned_as_its_camera_says():
@@ -79,9 +80,9 @@ def test_a_photograph_is_turned_as_its_camera_says():
     exif[0x0112] = 6  # the camera was held sideways: turn by 270 degrees
     out = io.BytesIO()
     Image.open(io.BytesIO(png(2))).save(out, "PNG", exif=exif)
-    upright = decode(("here", png(2)), 8)
+    upright = decode(("here", png(2)), 8).pixels
     np.testing.assert_array_equal(
-        decode(("here", out.getvalue()), 8), np.rot90(upright, -1, (1, 2))
+        decode(("here", out.getvalue()), 8).pixels, np.rot90(upright, -1, (1, 2))
     )
 
 
@@ -101,10 +102,11 @@ def test_an_interrupted_store_is_continued_where_it_stopped(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_store(broken, tmp_path / "toy", 8, ORIGIN)
     assert left_over(tmp_path) == ["toy.partial"]
-    journalled = set((tmp_path / "toy.partial/journal.txt").read_text().split()[::2])
+    lines = (tmp_path / "toy.partial/journal.jsonl").read_text().splitlines()
+    journalled = [json.loads(line)[0] for line in lines]
     reads.clear()
     write_store(make_source(read=lambda n: reader(n, fail=False)), tmp_path / "toy", 8, ORIGIN)
-    assert sorted(reads) == [n for n in range(4) if str(n) not in journalled]
+    assert sorted(reads) == [n for n in range(4) if n not in journalled]
     assert 2 in reads
     write_store(make_source(), tmp_path / "other", 8, ORIGIN)
     whole = open_store(tmp_path / "other").images
@@ -138,7 +140,9 @@ def test_a_journalled_block_whose_pixels_were_lost_is_read_again(tmp_path):
         return lambda: [(f"image {i}", png(i)) for i in range(number * 5, number * 5 + 5)]
 
     write_store(make_source(read=plain), tmp_path / "toy", 8, ORIGIN)
-    np.testing.assert_array_equal(open_store(tmp_path / "toy").images[6], decode(("", png(6)), 8))
+    np.testing.assert_array_equal(
+        open_store(tmp_path / "toy").images[6], decode(("", png(6)), 8).pixels
+    )
 
 
 def test_a_half_made_store_of_another_origin_is_not_continued(tmp_path):
@@ -167,6 +171,83 @@ def test_a_corrupt_image_leaves_nothing_behind(tmp_path):
         write_store(make_source(read=reader), tmp_path / "toy", 8, {**ORIGIN, "fingerprint": "2"})
     assert left_over(tmp_path) == ["toy"]
     verify_store(tmp_path / "toy")  # the older store is still whole
+
+
+def test_all_unreadable_images_are_named_at_once_or_left_out_and_recorded(tmp_path):
+    broken = {1: b"", 7: b"not an image", 19: png(19)[:40]}
+
+    def reader(number):
+        return lambda: [
+            (f"image {i}", broken.get(i, png(i))) for i in range(number * 5, number * 5 + 5)
+        ]
+
+    source = make_source(read=reader)
+    with pytest.raises(InputError) as caught:
+        write_store(source, tmp_path / "toy", 8, ORIGIN)
+    first, *listed = str(caught.value).splitlines()
+    assert first.startswith("3 of 20 images cannot be read: repair or delete them, or leave them o")
+    assert "--skip-unreadable" in first
+    assert [line.split(" is not")[0] for line in listed] == ["  image 1", "  image 7", "  image 19"]
+    assert left_over(tmp_path) == []
+
+    write_store(source, tmp_path / "toy", 8, ORIGIN, skip_unreadable=True)
+    images = open_store(tmp_path / "toy")
+    kept = [i for i in range(20) if i not in broken]
+    np.testing.assert_array_equal(images.labels, source.labels[kept])
+    np.testing.assert_array_equal(images.owners, source.owners[kept])
+    np.testing.assert_array_equal(images.is_test, source.is_test[kept])
+    for place, number in enumerate(kept):
+        np.testing.assert_array_equal(images.images[place], decode(("", png(number)), 8).pixels)
+    assert images.notes[1] == (
+        "left out 3 images that cannot be read; the store's manifest.json names them"
+    )
+    verify_store(tmp_path / "toy")
+    unreadable = json.loads((tmp_path / "toy/manifest.json").read_text())["unreadable"]
+    assert [line.split(" is not")[0] for line in unreadable] == ["image 1", "image 7", "image 19"]
+    assert left_over(tmp_path) == ["toy"]
+
+
+def test_a_source_without_a_readable_image_is_refused_even_when_skipping(tmp_path):
+    source = make_source(1, 2, read=lambda number: lambda: [("a", b"x"), ("b", b"y")])
+    with pytest.raises(InputError, match="2 of 2 images cannot be read"):
+        write_store(source, tmp_path / "toy", 8, ORIGIN, skip_unreadable=True)
+
+
+def test_the_fingerprint_follows_pixels_and_labels(tmp_path):
+    write_store(make_source(), tmp_path / "toy", 8, ORIGIN)
+    write_store(make_source(), tmp_path / "same", 8, {**ORIGIN, "source": "a copy elsewhere"})
+    relabelled = replace(make_source(), labels=np.arange(20) % 2)
+    write_store(relabelled, tmp_path / "labels", 8, ORIGIN)
+    write_store(make_source(), tmp_path / "pixels", 9, ORIGIN)
+    one, same, labels, pixels = (
+        open_store(tmp_path / name).fingerprint for name in ("toy", "same", "labels", "pixels")
+    )
+    assert one == same
+    assert len({one, labels, pixels}) == 3
+
+
+def test_deep_images_are_counted_and_the_count_survives_an_interruption(tmp_path):
+    deep = io.BytesIO()
+    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(deep, "TIFF")
+    stop = [True]
+
+    def reader(number):
+        def read():
+            if number == 3 and stop:
+                raise KeyboardInterrupt
+            return [("x", deep.getvalue())] * 5
+
+        return read
+
+    with pytest.raises(KeyboardInterrupt):
+        write_store(make_source(read=reader), tmp_path / "toy", 8, ORIGIN, window=(0, 65535))
+    stop.clear()
+    write_store(make_source(read=reader), tmp_path / "toy", 8, ORIGIN, window=(0, 65535))
+    images = open_store(tmp_path / "toy")
+    assert images.notes[1] == (
+        "rescaled 20 grey images of more than 8 bits to 8, from 0 (black) to 65535 (white)"
+    )
+    assert images.images.max() == round(63_000 / 65535 * 255)
 
 
 def test_a_new_store_takes_the_place_of_the_old_one(tmp_path):
@@ -212,8 +293,10 @@ def test_one_changed_pixel_fails_verification(tmp_path):
 
 def test_no_room_and_no_permission_are_one_sentence(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(image_store.shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(InputError, match=r"need 0\.0 GB, but .* free: choose another data\.store"):
+    monkeypatch.setattr(store_writer.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(
+        InputError, match=r"need 3\.8 kB, but .* has only 1\.0 kB free: choose another data\.store"
+    ):
         write_store(make_source(), tmp_path / "toy", 8, ORIGIN)
     assert left_over(tmp_path) == []
     (tmp_path / "file").write_text("in the way")

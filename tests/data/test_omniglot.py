@@ -25,7 +25,7 @@ def test_the_whole_data_set_is_read_by_drawer(shared_data):
         drawer = int(name.split(" in ")[0].removesuffix(".png")[-2:])
         assert source.owner_names[source.owners[40 * 256 + offset]] == f"drawer {drawer:02d}"
     raw = next(iter(source.blocks[0].read()))
-    assert set(np.unique(decode(raw, 105))) == {0, 255}
+    assert set(np.unique(decode(raw, 105).pixels)) == {0, 255}
 
 
 def few(shared_data, tmp_path):

@@ -26,7 +26,9 @@ def counting(monkeypatch):
     calls = []
     original = preparing.write_store
     monkeypatch.setattr(
-        preparing, "write_store", lambda *args: (calls.append(1), original(*args))[1]
+        preparing,
+        "write_store",
+        lambda *args, **options: (calls.append(1), original(*args, **options))[1],
     )
     return calls
 

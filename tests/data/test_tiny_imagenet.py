@@ -48,7 +48,7 @@ def test_a_grey_image_becomes_three_equal_channels(sample):
         for raw in block.read()
         if Image.open(io.BytesIO(raw[1])).mode == "L"
     )
-    pixels = decode(grey, 32)
+    pixels = decode(grey, 32).pixels
     assert pixels.shape == (3, 32, 32)
     assert (pixels[0] == pixels[1]).all()
 

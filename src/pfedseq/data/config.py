@@ -64,7 +64,17 @@ class DataConfig(BaseConfig):
     layout: str = Field(
         "class",
         description="for `folder`: what each folder level names, such as `class`, `owner/class` "
-        "or `split/class`; `*` skips a level",
+        "or `split/class`; `*` skips a level; where it names owners, `partition` is `owners` "
+        "unless it says otherwise",
+    )
+    window: tuple[float, float] | None = Field(
+        None,
+        description="for `folder` and `hub`: the values of 16-bit, 32-bit and float images that "
+        "become black and white, such as [0, 4095] (default: each image's own darkest and "
+        "brightest)",
+    )
+    skip_unreadable: bool = Field(
+        False, description="leave out images that cannot be read, instead of refusing the data set"
     )
     image_column: str | None = Field(
         None,
@@ -74,7 +84,9 @@ class DataConfig(BaseConfig):
         None, description="for `hub`: the column of classes (default: label, labels or fine_label)"
     )
     owner_column: str | None = Field(
-        None, description="for `hub`: the column that names each image's natural client"
+        None,
+        description="for `hub`: the column that names each image's natural client; where it is "
+        "given, `partition` is `owners` unless it says otherwise",
     )
 
     partition: PartitionName = Field(
@@ -137,7 +149,11 @@ class DataConfig(BaseConfig):
         """Give the fields that were left out the data set's own defaults."""
         if not isinstance(given, dict):
             return given
-        defaults = dict(DEFAULTS.get(str(given.get("name", "digits")), {}))
+        name = given.get("name", "digits")
+        defaults = dict(DEFAULTS.get(str(name), {}))
+        names_owners = "owner" in str(given.get("layout", "")).split("/")
+        if (name == "folder" and names_owners) or (name == "hub" and given.get("owner_column")):
+            defaults["partition"] = "owners"
         partition = given.get("partition", defaults.get("partition"))
         defaults["num_clients"] = None if partition == "owners" else 10
         return {**defaults, **given}
@@ -173,6 +189,10 @@ class DataConfig(BaseConfig):
             )
         if self.name == "folder":
             _check_layout(self.layout)
+        if self.window is not None and self.name not in ("folder", "hub"):
+            raise ValueError(f"window is for folder and hub; {self.name} has 8-bit images only")
+        if self.window is not None and not self.window[0] < self.window[1]:
+            raise ValueError(f"window = {list(self.window)} must be [low, high] with low < high")
         return self
 
 

@@ -23,6 +23,8 @@ class ImageSet:
     """(n,) the source's own test images, where it has any; used with `data.keep_test_split`."""
     fingerprint: str | None = None
     """Changes when a pixel does; None for images that are made anew for each run."""
+    notes: tuple[str, ...] = ()
+    """What a user should know, such as how many files were left out."""
 
 
 @dataclass(frozen=True)

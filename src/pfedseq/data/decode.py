@@ -1,33 +1,96 @@
 """From an image file, or raw pixels, to the uint8 array that the store keeps."""
 
 import io
+import re
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pfedseq.data.source import RawImage
 from pfedseq.errors import InputError
 
+Window = tuple[float, float]
+"""The values that become black and white."""
 
-def decode(raw: RawImage, size: int) -> NDArray[np.uint8]:
+_DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+"""Pillow's grey modes of more than 8 bits: integers of 16 and 32 bits, and floats."""
+_PHOTOMETRIC, _SAMPLE_FORMAT = 262, 339
+_WHITE_IS_ZERO, _UNSIGNED = 0, 1
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One image as the store keeps it, and what was done to it that a user should know."""
+
+    pixels: NDArray[np.uint8]
+    """(3, size, size)."""
+    deep: bool = False
+    """It had more than 8 bits of grey and was rescaled."""
+    paged: bool = False
+    """It is a TIFF of several pages, of which the first was taken."""
+
+
+def decode(raw: RawImage, size: int, window: Window | None = None) -> Decoded:
     """One image as (3, size, size): RGB, resized with bicubic interpolation, sides not kept.
 
-    Photographs are turned as their EXIF orientation says; transparency is dropped.
+    Photographs are turned as their EXIF orientation says; transparency is dropped. A grey image of
+    more than 8 bits is rescaled linearly so that `window` becomes 0 to 255, values outside being
+    clipped; without a window each image's own darkest and brightest value take its place.
     """
     where, content = raw
+    if isinstance(content, InputError):
+        raise content
     try:
         image: Image.Image
         if isinstance(content, bytes):
             image = Image.open(io.BytesIO(content))
+            paged = image.format == "TIFF" and getattr(image, "n_frames", 1) > 1
             ImageOps.exif_transpose(image, in_place=True)
         else:
-            image = Image.fromarray(content)
+            image, paged = Image.fromarray(content), False
+        deep = image.mode in _DEEP_MODES
+        if deep:
+            image = Image.fromarray(_rescaled(image, window))
         # Grey stays one channel until after the resize: the same pixels for a third of the work.
         image = image.convert("L" if image.mode in ("1", "L") else "RGB")
     except Exception as fault:  # Pillow's decoders raise a dozen kinds of exception
-        raise InputError(f"{where} is not a readable image ({fault})") from fault
+        raise InputError(f"{where} is not a readable image ({_why(fault, content)})") from fault
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BICUBIC)
     pixels = np.atleast_3d(np.asarray(image))  # (size, size, 1 or 3)
-    return np.broadcast_to(pixels.transpose(2, 0, 1), (3, size, size))
+    return Decoded(np.broadcast_to(pixels.transpose(2, 0, 1), (3, size, size)), deep, paged)
+
+
+def _rescaled(image: Image.Image, window: Window | None) -> NDArray[np.uint8]:
+    """The grey values in 8 bits, brighter where the file means brighter."""
+    values = np.asarray(image)
+    tags = getattr(image, "tag_v2", {})
+    if values.dtype == np.int32 and tags and tags.get(_SAMPLE_FORMAT, (1,))[0] == _UNSIGNED:
+        values = values.view(np.uint32)  # Pillow has no unsigned 32-bit mode and wraps around
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:  # Pillow turns 8-bit images over, not deeper ones
+        window = None if window is None else (-window[1], -window[0])
+        return _rescale(-values.astype(np.float64), window)
+    return _rescale(values.astype(np.float64), window)
+
+
+def _rescale(values: NDArray[np.float64], window: Window | None) -> NDArray[np.uint8]:
+    """`window` (or the darkest and brightest finite value) becomes 0 and 255."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        raise ValueError("none of its values is a finite number")
+    low, high = window or (finite.min(), finite.max())
+    # What is not a number becomes black; a flat image has no contrast to stretch and is black too.
+    spread = high - low if high > low else 1.0
+    shares = np.nan_to_num((values - low) / spread, nan=0.0, posinf=1.0, neginf=0.0)
+    return np.asarray(np.rint(255 * np.clip(shares, 0, 1)), dtype=np.uint8)
+
+
+def _why(fault: Exception, content: object) -> str:
+    """What is wrong, without the addresses of objects that Pillow puts into its messages."""
+    if isinstance(content, bytes) and not content:
+        return "the file is empty"
+    if isinstance(fault, UnidentifiedImageError):
+        return "its content is of no image format that Pillow knows"
+    return re.sub(r"<[^>]* at 0x[0-9a-fA-F]+>", "the file", str(fault)) or type(fault).__name__

@@ -1,19 +1,39 @@
-"""Files by name, whether they lie in a folder, in a zip archive, or in zip archives in a folder."""
+"""Files by name, whether in a folder, in a zip or tar archive, or in zip archives in a folder."""
 
 import os
 import stat
+import tarfile
+import tempfile
 import threading
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import IO
+
+from PIL import features
 
 from pfedseq.errors import InputError
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+try:
+    from pillow_heif import register_heif_opener
+except ImportError:  # the extra `heic` is not installed
+    register_heif_opener = None
+
+HEIC_SUFFIXES = frozenset({".heic", ".heif"})
+_COMMON_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp")
+_FURTHER_SUFFIXES = (".tif", ".tiff", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
+IMAGE_SUFFIXES = frozenset({*_COMMON_SUFFIXES, *_FURTHER_SUFFIXES})
+"""What is read as an image; .avif and .heic where this installation can."""
+if features.check("avif"):
+    IMAGE_SUFFIXES |= {".avif"}
+if register_heif_opener is not None:
+    register_heif_opener()
+    IMAGE_SUFFIXES |= HEIC_SUFFIXES
 
 
 class FileTree:
-    """The files under a folder or in a zip archive, by relative name with forward slashes.
+    """The files under a folder or in an archive, by relative name with forward slashes.
 
     With `open_zips`, the zip archives directly inside a folder are seen as if they had been
     unpacked there: the way Omniglot and DomainNet are handed out. Reading is thread-safe.
@@ -23,33 +43,49 @@ class FileTree:
         self.path = path
         self._files: dict[str, Path] = {}
         self._zipped: dict[str, tuple[Path, str]] = {}
+        self._tar: _Tar | None = None
+        self._folders: set[str] = set()
         self._handles = threading.local()
         if path.is_file():
-            self._add_zip(path)
+            if _looks_like_tar(path):
+                self._tar = _Tar(path)
+            else:
+                self._add_zip(path)
             return
         if not path.is_dir():
             raise InputError(f"there is no file or folder {path}")
-        for file in walk_files(path):
-            if open_zips and file.parent == path and file.suffix.lower() == ".zip":
-                self._add_zip(file)
-            else:
-                self._files[file.relative_to(path).as_posix()] = file
+        for place, files in walk(path):
+            self._folders.add(place.relative_to(path).as_posix())
+            for file in files:
+                if open_zips and place == path and file.suffix.lower() == ".zip":
+                    self._add_zip(file)
+                else:
+                    self._files[file.relative_to(path).as_posix()] = file
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files or name in self._zipped
+        return (
+            name in self._files
+            or name in self._zipped
+            or (self._tar is not None and name in self._tar.members)
+        )
 
     def names(self) -> list[str]:
         """All files, sorted by name, so that the order never depends on disk or archive."""
-        return sorted({*self._files, *self._zipped})
+        return sorted({*self._files, *self._zipped, *(self._tar.members if self._tar else ())})
 
     def images(self) -> list[str]:
         """The files whose suffix is an image's, sorted; hidden files and macOS copies are not."""
-        return [
-            name
-            for name in self.names()
-            if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
-            and not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
-        ]
+        return [name for name in self.names() if _is_image(name) and not _is_hidden(name)]
+
+    def skipped(self) -> Counter[str]:
+        """How many files of which suffix are not images, hidden files left aside."""
+        others = (name for name in self.names() if not _is_image(name) and not _is_hidden(name))
+        return Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in others)
+
+    def folders(self) -> list[str]:
+        """All folders that are there or that files lie in, empty ones too, sorted."""
+        around = {str(parent) for name in self.names() for parent in PurePosixPath(name).parents}
+        return sorted(f for f in {*self._folders, *around} - {"."} if not _is_hidden(f))
 
     def below(self, folder: str) -> str:
         """The prefix, '' or 'a/b/', under which `folder` (such as 'train/') is found.
@@ -69,17 +105,19 @@ class FileTree:
         """Where a file is, for messages."""
         if name in self._zipped:
             return f"{name} in {self._zipped[name][0]}"
-        return str(self.path / name)
+        return f"{name} in {self.path}" if self._tar else str(self.path / name)
 
     def read(self, name: str) -> bytes:
         """The bytes of one file."""
+        if name not in self:
+            raise InputError(f"{self.path} has no {name} in it")
         if name in self._files:
             try:
                 return self._files[name].read_bytes()
             except OSError as fault:
                 raise InputError(f"cannot read {self._files[name]}: {fault.strerror}") from fault
-        if name not in self._zipped:
-            raise InputError(f"{self.path} has no {name} in it")
+        if self._tar is not None:
+            return self._tar.read(name)
         archive, member = self._zipped[name]
         try:
             return self._zip(archive).read(member)
@@ -96,9 +134,10 @@ class FileTree:
                 f"{archive} is not a whole zip archive ({fault}): download it again"
             ) from fault
         for member in members:
-            if member.is_dir():
-                continue
             _refuse_outside(member.filename, archive)
+            if member.is_dir():
+                self._folders.add(member.filename.rstrip("/"))
+                continue
             if stat.S_ISLNK(member.external_attr >> 16):
                 raise InputError(f"{archive} holds the link {member.filename}, which is refused")
             self._zipped[member.filename] = (archive, member.filename)
@@ -113,21 +152,116 @@ class FileTree:
         return handles[archive]
 
 
+class _Tar:
+    """The files of a tar archive, each found by its offset.
+
+    A plain archive is read where it lies. A compressed one can only be read from its beginning,
+    so its files are first written one after another to a nameless temporary file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.members: dict[str, tuple[int, int]] = {}
+        """Offset and size by name."""
+        self._path = path
+        self._lock = threading.Lock()
+        plain = _is_uncompressed_tar(path)
+        try:
+            self._content: IO[bytes] = (
+                path.open("rb") if plain else tempfile.TemporaryFile()  # noqa: SIM115
+            )
+            with tarfile.open(path, "r:" if plain else "r|*") as archive:
+                for member in archive:
+                    self._add(archive, member, plain)
+            if plain:
+                self._check_end()
+        except InputError:
+            raise
+        except Exception as fault:  # tar, gzip, zlib and EOF errors have no common base
+            raise InputError(
+                f"{path} is not a whole tar archive ({fault}): download it again"
+            ) from fault
+
+    def _check_end(self) -> None:
+        """Refuse an archive without the empty block that ends it: tarfile does not miss it."""
+        last = max((sum(place) for place in self.members.values()), default=0)
+        self._content.seek(-(-last // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+        if not self._content.read(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("its end is missing")
+
+    def _add(self, archive: tarfile.TarFile, member: tarfile.TarInfo, plain: bool) -> None:
+        name = member.name.removeprefix("./")
+        if member.isdir():
+            return
+        _refuse_outside(name, self._path)
+        if not member.isreg():
+            raise InputError(f"{self._path} holds the link {name}, which is refused")
+        offset = member.offset_data
+        if not plain:
+            content = archive.extractfile(member)
+            assert content is not None  # a regular file
+            offset = self._content.tell()
+            self._content.write(content.read())
+        self.members[name] = (offset, member.size)
+
+    def read(self, name: str) -> bytes:
+        """The bytes of one file."""
+        offset, size = self.members[name]
+        with self._lock:
+            self._content.seek(offset)
+            content = self._content.read(size)
+        if len(content) != size:
+            raise InputError(f"{name} in {self._path} is cut off: download the archive again")
+        return content
+
+
+def _looks_like_tar(path: Path) -> bool:
+    return ".tar" in path.suffixes[-2:] or path.suffix in (".tgz", ".txz", ".tbz2")
+
+
+def _is_uncompressed_tar(path: Path) -> bool:
+    try:
+        tarfile.open(path, "r:").close()
+    except (tarfile.TarError, OSError):
+        return False
+    return True
+
+
+def _is_image(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
+
+
 def walk_files(folder: Path) -> Iterator[Path]:
-    """All files below a folder but hidden ones. Links are followed; a loop of links is not."""
-    seen: set[str] = set()
-    for place, subfolders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
-        if real in seen:
-            subfolders.clear()
-            continue
-        seen.add(real)
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        yield from (Path(place, name) for name in files if not name.startswith("."))
+    """All files below a folder but hidden ones, links followed."""
+    for _, files in walk(folder):
+        yield from files
+
+
+def walk(folder: Path, _around: tuple[str, ...] = ()) -> Iterator[tuple[Path, list[Path]]]:
+    """(folder, its files) for a folder and all below it, hidden ones left out, sorted by name.
+
+    Links are followed; one that leads back to a folder that it lies in is an error.
+    """
+    real = os.path.realpath(folder)
+    if real in _around:
+        raise InputError(
+            f"{folder} is a link to {real}, a folder that it lies in itself: remove the link"
+        )
+    try:
+        inside = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+        subfolders = [path for path in inside if path.is_dir()]
+    except OSError as fault:
+        raise InputError(f"cannot read the folder {folder}: {fault.strerror}") from fault
+    yield folder, [path for path in inside if path not in set(subfolders)]
+    for subfolder in subfolders:
+        yield from walk(subfolder, (*_around, real))
 
 
 def _refuse_outside(name: str, archive: Path) -> None:
-    """Nothing is ever unpacked, but a name that leaves the archive shows that it is a forgery."""
+    """A name that leaves the archive shows that it is a forgery; nothing is unpacked anyway."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
         raise InputError(f"{archive} holds the path {name}, which leads out of it: refused")

@@ -1,12 +1,16 @@
-"""Any folder (or zip archive) of images whose folder levels name the class, client and split."""
+"""Any folder (or archive) of images whose folder levels name the class, client and split."""
 
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
-from pfedseq.data.file_tree import FileTree
+from pfedseq.data.file_tree import HEIC_SUFFIXES, IMAGE_SUFFIXES, FileTree
 from pfedseq.data.location import Location
 from pfedseq.data.source import Entry, Source, source_of_files
 from pfedseq.data.tabular import TEST_SPLITS
 from pfedseq.errors import InputError
+from pfedseq.words import count, some
 
 
 def open_folder(location: Location, layout: str) -> Source:
@@ -22,8 +26,8 @@ def open_folder(location: Location, layout: str) -> Source:
         folders = PurePosixPath(name).parts[:-1]
         if len(folders) != len(levels):
             raise InputError(
-                f"{name} in {path} lies in {len(folders)} folders, but data.layout = {layout!r} "
-                f"needs {len(levels)}: change data.layout, or move the file"
+                f"{name} in {path} lies in {count(len(folders), 'folder')}, but data.layout = "
+                f"{layout!r} needs {len(levels)}: change data.layout, or move the file"
             )
         named = dict(zip(levels, folders, strict=True))
         entries.append(
@@ -35,8 +39,8 @@ def open_folder(location: Location, layout: str) -> Source:
             )
         )
     if not entries:
-        raise InputError(f"{path} has no images in it")
-    return source_of_files(
+        raise InputError(f"{path} has no images in it{_but(_skipped(tree))}")
+    source = source_of_files(
         path.stem,
         entries,
         tree,
@@ -44,3 +48,54 @@ def open_folder(location: Location, layout: str) -> Source:
         owner_names=sorted({entry.owner for entry in entries}) if "owner" in levels else (),
         has_test="split" in levels,
     )
+    notes = [*_skipped(tree), *_empty(tree, levels, source)]
+    notes += [*_alike("classes", source.class_names), *_alike("owners", source.owner_names)]
+    return replace(source, notes=tuple(notes))
+
+
+def _but(notes: Sequence[str]) -> str:
+    return f" ({notes[0]})" if notes else ""
+
+
+def _skipped(tree: FileTree) -> list[str]:
+    """How many files were passed over, by suffix."""
+    found = tree.skipped()
+    if not found:
+        return []
+    kinds = [f"{suffix} ({number:,})" for suffix, number in found.most_common()]
+    note = f"skipped {count(found.total(), 'file')}: {some(kinds)}"
+    if HEIC_SUFFIXES & found.keys() - IMAGE_SUFFIXES:
+        note += "; `pip install 'pfedseq[heic]'` makes .heic readable"
+    return [note]
+
+
+def _empty(tree: FileTree, levels: Sequence[str], source: Source) -> list[str]:
+    """Classes and owners that have a folder but no image."""
+    notes = []
+    for level, plural, with_images in (
+        ("class", "classes", source.class_names),
+        ("owner", "owners", source.owner_names),
+    ):
+        if level not in levels:
+            continue
+        depth = levels.index(level)
+        named = (PurePosixPath(folder).parts for folder in tree.folders())
+        found = {parts[depth] for parts in named if len(parts) > depth}
+        if empty := sorted(found - set(with_images)):
+            which = level if len(empty) == 1 else plural
+            notes.append(f"no images in the {which} {some(empty)}: left out")
+    return notes
+
+
+def _alike(plural: str, names: Iterable[str]) -> list[str]:
+    """Names that differ in case, outer spaces or Unicode's ways of spelling only."""
+    spellings: dict[str, list[str]] = {}
+    for name in names:
+        key = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        spellings.setdefault(key, []).append(name)
+    return [
+        f"the {plural} {' and '.join(map(repr, same))} are told apart: rename the folders if they "
+        "are meant to be one"
+        for same in spellings.values()
+        if len(same) > 1
+    ]

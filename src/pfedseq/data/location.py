@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pfedseq.data.file_tree import IMAGE_SUFFIXES
+from pfedseq.data.file_tree import IMAGE_SUFFIXES, walk
 from pfedseq.data.hub import hub_table
 from pfedseq.data.parquet import Table, find_parquet, read_table
 from pfedseq.errors import InputError
@@ -49,24 +48,31 @@ class Location:
             return f"hub:{self.hub_id}"
         facts = [_facts(self.path, self.path)]
         if self.path.is_dir():
-            for place, subfolders, files in os.walk(self.path, followlinks=True):
-                subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-                others = [f for f in files if Path(f).suffix.lower() not in IMAGE_SUFFIXES]
-                facts += [_facts(self.path, Path(place, n)) for n in [*subfolders, *sorted(others)]]
+            for place, files in walk(self.path):
+                others = [file for file in files if file.suffix.lower() not in IMAGE_SUFFIXES]
+                if place != self.path:
+                    facts.append(_facts(self.path, place))
+                facts += [_facts(self.path, path) for path in others]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _facts(root: Path, path: Path) -> tuple[str, int, int]:
-    seen = path.stat()
+    try:
+        seen = path.stat()
+    except OSError:  # a link that leads nowhere, or in a circle; reading it says so
+        return path.relative_to(root).as_posix(), -1, 0
     size = seen.st_size if path.is_file() else 0
     return path.relative_to(root).as_posix(), size, seen.st_mtime_ns
 
 
-def locate(source: str) -> Location:
-    """Tell a path from a hub id; a path that exists wins."""
+def locate(source: str, said_with: str = "data.source") -> Location:
+    """Tell a path from a hub id; a path that exists wins.
+
+    `said_with` is the option or config key that the user gave it with, for messages.
+    """
     path = Path(source).expanduser()
     if path.exists():
         return Location(path.resolve(), None)
     if _HUB_ID.fullmatch(source) and not source.startswith("."):
         return Location(None, source)
-    raise InputError(f"there is no file or folder {source}: check data.source")
+    raise InputError(f"there is no file or folder {source}: check {said_with}")

@@ -179,7 +179,7 @@ def _read_rows(
 def image_of_row(content: Any, where: str) -> RawImage:
     """Check that a row really carries an image's bytes (it may hold a path or nothing)."""
     if not isinstance(content, bytes):
-        raise InputError(f"{where} has no image bytes in it")
+        return where, InputError(f"{where} has no image bytes in it")
     return where, content
 
 

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from pfedseq import words
 from pfedseq.data.config import DataConfig, default_store
 from pfedseq.data.dataset import ImageSet
 from pfedseq.data.image_store import (
@@ -15,13 +17,13 @@ from pfedseq.data.image_store import (
     read_manifest,
     silent,
     verify_store,
-    write_store,
 )
 from pfedseq.data.location import Location, locate
 from pfedseq.data.registry import DATA_SETS
+from pfedseq.data.store_writer import write_store
 from pfedseq.errors import InputError
 
-AUTOMATIC_BYTES = 2 * 2**30
+AUTOMATIC_BYTES = 2 * 10**9
 """A run makes a store of up to this size by itself; a larger one is asked for explicitly."""
 
 
@@ -38,10 +40,13 @@ class Prepared:
     """What to know, such as that the source is a part of the full data set."""
 
 
-def prepare_data(config: DataConfig, report: Report = silent) -> Prepared:
+def prepare_data(
+    config: DataConfig, report: Report = silent, said_with: str = "data.source"
+) -> Prepared:
     """Read, verify and store the images of a data set; without a source, fetch it from the hub.
 
-    A store that is already there is verified against its checksum and kept.
+    A store that is already there is verified against its checksum and kept. `said_with` is the
+    option or config key that the source was given with, for messages.
     """
     if config.name == "digits":
         raise InputError("digits need no preparing: they come with scikit-learn")
@@ -52,7 +57,7 @@ def prepare_data(config: DataConfig, report: Report = silent) -> Prepared:
             f"{config.name} cannot be fetched: give its place with --from "
             f"({DATA_SETS[config.name].formats})"
         )
-    location = locate(source)
+    location = locate(source, said_with)
     folder = _store_folder(config, location)
     if _is_current(folder, location):
         report("verifying the checksum", 0, 1)
@@ -103,19 +108,27 @@ def _make(
     if len(source.labels) == 0:
         raise InputError(f"{location} has no images of {config.name} in it")
     report("looking through the source", 1, 1)
-    size = len(source.labels) * 3 * config.image_size**2
-    if limit is not None and size > limit:
+    num_bytes = len(source.labels) * 3 * config.image_size**2
+    if limit is not None and num_bytes > limit:
         raise InputError(
-            f"{_ask_to_prepare(config)} (it takes {size / 2**30:.1f} GiB; a run prepares up to "
-            f"{limit / 2**30:.0f} GiB by itself)"
+            f"{_ask_to_prepare(config)} (it takes {words.size(num_bytes)}; a run prepares up to "
+            f"{words.size(limit)} by itself)"
         )
-    write_store(source, folder, config.image_size, origin, report)
+    write_store(
+        source,
+        folder,
+        config.image_size,
+        origin,
+        report,
+        window=config.window,
+        skip_unreadable=config.skip_unreadable,
+    )
 
 
 def _locate_or_remember(config: DataConfig) -> Location:
     """A source that has been deleted since it was prepared still names its store."""
     assert config.source is not None
-    path = Path(config.source).expanduser().resolve()
+    path = Path(os.path.realpath(Path(config.source).expanduser()))
     remembered = Location(path, None)
     if not path.exists() and is_finished(_store_folder(config, remembered)):
         return remembered
@@ -137,9 +150,13 @@ def _stores(config: DataConfig) -> Path:
 
 def _store_folder(config: DataConfig, location: Location) -> Path:
     """One folder per data set, size, source and way of reading it."""
-    reading = [str(location), config.layout] if config.name == "folder" else [str(location)]
+    reading = [str(location)]
+    if config.name == "folder":
+        reading.append(config.layout)
     if config.name == "hub":
         reading += [str(config.image_column), str(config.label_column), str(config.owner_column)]
+    if config.name in ("folder", "hub"):
+        reading.append(f"window {config.window}")
     key = hashlib.sha256(json.dumps([FORMAT, *reading]).encode()).hexdigest()[:10]
     return _stores(config) / f"{config.name}-{config.image_size}px-{key}"
 

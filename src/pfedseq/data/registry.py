@@ -81,7 +81,7 @@ DATA_SETS: dict[str, DataSet] = {
     ),
     "folder": DataSet(
         "your own images in folders; data.layout says what the folder levels name",
-        "folder or zip",
+        "folder, zip or tar",
         lambda config, location: folder.open_folder(location, config.layout),
     ),
     "hub": DataSet(

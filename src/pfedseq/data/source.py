@@ -14,8 +14,9 @@ from pfedseq.errors import InputError
 BLOCK_SIZE = 256
 """Images per block: the unit of parallel work, of progress and of resuming."""
 
-RawImage = tuple[str, bytes | NDArray[np.uint8]]
-"""Where an image is (for messages), and an encoded file or decoded (height, width, 3) pixels."""
+RawImage = tuple[str, bytes | NDArray[np.uint8] | InputError]
+"""Where an image is (for messages), and an encoded file, decoded (height, width, 3) pixels, or why
+this one image cannot be read though its neighbours can."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,12 @@ def source_of_files(
 
 def _read_files(entries: Sequence[Entry], tree: FileTree) -> Iterator[RawImage]:
     for entry in entries:
-        yield tree.describe(entry.member), tree.read(entry.member)
+        content: bytes | InputError
+        try:
+            content = tree.read(entry.member)
+        except InputError as fault:
+            content = fault
+        yield tree.describe(entry.member), content
 
 
 def block_ranges(num_images: int, block_size: int = BLOCK_SIZE) -> Iterator[tuple[int, int]]:

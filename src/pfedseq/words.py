@@ -1,0 +1,26 @@
+"""Numbers, sizes and lists as people read them, for messages and tables."""
+
+from collections.abc import Sequence
+
+_IRREGULAR = {"class": "classes"}
+
+
+def count(number: int, thing: str) -> str:
+    """'1 image', '1,200 images', 'no images'."""
+    plural = _IRREGULAR.get(thing, f"{thing}s")
+    return f"{number:,} {thing if number == 1 else plural}" if number else f"no {plural}"
+
+
+def size(num_bytes: float) -> str:
+    """'812 B', '1.5 kB', '20.0 MB', '3.1 GB'."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first few of many names: 'a, b, c and 4 more'."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
