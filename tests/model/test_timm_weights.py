@@ -177,7 +177,7 @@ def test_timm_config_beside_the_file_gives_the_normalisation(timm_file: Path) ->
         (without("patch_embed.proj.weight"), r"missing patch_embed\.proj\.weight"),
         (without("blocks.1.attn.qkv.bias"), r"missing blocks\.1\.attn\.qkv\.bias"),
         (lambda t: t | {"dist_token": torch.ones(1, 1, WIDTH)}, r"unexpected dist_token"),
-        (lambda t: t | {"blocks.0.ls1.gamma": torch.ones(WIDTH)}, r"unexpected blocks\.0\.ls1"),
+        (lambda t: t | {"blocks.0.ls1.gamma": torch.ones(7)}, r"unexpected blocks\.0\.ls1"),
         (lambda t: t | {"fc_norm.weight": torch.ones(WIDTH)}, r"unexpected fc_norm\.weight"),
         (
             lambda t: t | {"blocks.1.attn.proj.weight": torch.ones(WIDTH, 7)},

@@ -1,6 +1,10 @@
 """Files by name, whether in a folder, in a zip or tar archive, or in zip archives in a folder."""
 
+import bz2
+import gzip
+import lzma
 import os
+import shutil
 import stat
 import tarfile
 import tempfile
@@ -156,7 +160,7 @@ class _Tar:
     """The files of a tar archive, each found by its offset.
 
     A plain archive is read where it lies. A compressed one can only be read from its beginning,
-    so its files are first written one after another to a nameless temporary file.
+    so it is first decompressed to a nameless temporary file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -164,16 +168,12 @@ class _Tar:
         """Offset and size by name."""
         self._path = path
         self._lock = threading.Lock()
-        plain = _is_uncompressed_tar(path)
         try:
-            self._content: IO[bytes] = (
-                path.open("rb") if plain else tempfile.TemporaryFile()  # noqa: SIM115
-            )
-            with tarfile.open(path, "r:" if plain else "r|*") as archive:
+            self._content = _decompressed(path)
+            with tarfile.open(fileobj=self._content, mode="r:") as archive:
                 for member in archive:
-                    self._add(archive, member, plain)
-            if plain:
-                self._check_end()
+                    self._add(member)
+            self._check_end()
         except InputError:
             raise
         except Exception as fault:  # tar, gzip, zlib and EOF errors have no common base
@@ -181,27 +181,21 @@ class _Tar:
                 f"{path} is not a whole tar archive ({fault}): download it again"
             ) from fault
 
-    def _check_end(self) -> None:
-        """Refuse an archive without the empty block that ends it: tarfile does not miss it."""
-        last = max((sum(place) for place in self.members.values()), default=0)
-        self._content.seek(-(-last // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
-        if not self._content.read(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError("its end is missing")
-
-    def _add(self, archive: tarfile.TarFile, member: tarfile.TarInfo, plain: bool) -> None:
+    def _add(self, member: tarfile.TarInfo) -> None:
         name = member.name.removeprefix("./")
         if member.isdir():
             return
         _refuse_outside(name, self._path)
         if not member.isreg():
             raise InputError(f"{self._path} holds the link {name}, which is refused")
-        offset = member.offset_data
-        if not plain:
-            content = archive.extractfile(member)
-            assert content is not None  # a regular file
-            offset = self._content.tell()
-            self._content.write(content.read())
-        self.members[name] = (offset, member.size)
+        self.members[name] = (member.offset_data, member.size)
+
+    def _check_end(self) -> None:
+        """Refuse an archive without the empty block that ends it: tarfile does not miss it."""
+        last = max((sum(place) for place in self.members.values()), default=0)
+        self._content.seek(-(-last // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+        if not self._content.read(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("its end is missing")
 
     def read(self, name: str) -> bytes:
         """The bytes of one file."""
@@ -218,12 +212,19 @@ def _looks_like_tar(path: Path) -> bool:
     return ".tar" in path.suffixes[-2:] or path.suffix in (".tgz", ".txz", ".tbz2")
 
 
-def _is_uncompressed_tar(path: Path) -> bool:
-    try:
-        tarfile.open(path, "r:").close()
-    except (tarfile.TarError, OSError):
-        return False
-    return True
+def _decompressed(path: Path) -> IO[bytes]:
+    """The content of a file that may be compressed, open for reading at any place."""
+    content = path.open("rb")
+    start = content.read(6)
+    content.seek(0)
+    for magic, module in ((b"\x1f\x8b", gzip), (b"BZh", bz2), (b"\xfd7zXZ\0", lzma)):
+        if start.startswith(magic):
+            plain = tempfile.TemporaryFile()  # noqa: SIM115
+            with content, module.open(content) as packed:
+                shutil.copyfileobj(packed, plain)
+            plain.seek(0)
+            return plain
+    return content
 
 
 def _is_image(name: str) -> bool:

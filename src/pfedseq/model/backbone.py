@@ -15,25 +15,39 @@ from transformers import ViTConfig, ViTModel
 from transformers.utils import cached_file, logging
 
 from pfedseq.errors import InputError
+from pfedseq.model.normalisation import (
+    DEFAULT_MEAN,
+    DEFAULT_STD,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Channels,
+    normalisation,
+)
+from pfedseq.model.registers import add_registers
 from pfedseq.model.timm_weights import (
     SUFFIXES,
     UNREADABLE,
     VitWeights,
     name_some,
+    patch_size_of,
     read_timm_file,
     reason,
 )
+from pfedseq.model.vit_naming import REGISTERS
 from pfedseq.seeding import seeded
 
-Channels = tuple[float, float, float]
+__all__ = [
+    "DEFAULT_MEAN",
+    "DEFAULT_STD",
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "Backbone",
+    "check_image_size",
+    "interpolate_positions",
+    "load_backbone",
+]
 
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "assets" / "demo_vit"
-DEFAULT_MEAN: Channels = (0.5, 0.5, 0.5)
-DEFAULT_STD: Channels = (0.5, 0.5, 0.5)
-IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
-"""DeiT and DINO want this and `IMAGENET_STD`; the paper's ViT wants the defaults."""
-IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
-
 RANDOM_PREFIX = "random:"
 ARCHITECTURES = {
     "vit-tiny": (192, 12),
@@ -53,6 +67,8 @@ class Backbone:
     mean: Channels
     std: Channels
     image_size: int
+    note: str | None = None
+    """What was assumed about a bare weights file, for the user."""
 
     @property
     def feature_dim(self) -> int:
@@ -68,8 +84,8 @@ class Backbone:
 def load_backbone(
     name: str,
     image_size: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Sequence[float] | str | None = None,
+    std: Sequence[float] | str | None = None,
     *,
     num_heads: int | None = None,
     seed: int = 0,
@@ -81,11 +97,13 @@ def load_backbone(
     - `demo`: the small ViT inside this package;
     - a hub id such as `google/vit-base-patch16-224-in21k`, or a local folder of such files
       (transformers' format, or timm's: `config.json` with an `architecture`);
-    - a timm-format file: `.safetensors`, `.pth`/`.pt`/`.bin`, or `.npz` of the augreg release;
+    - a timm-format file: `.safetensors`, `.pth`/`.pt`/`.bin`, or `.npz` of the augreg release; or
+      a folder with just one of them;
     - `random:vit-tiny` (`-small`, `-base`, `-large`) or `random:demo`: that architecture with
       random weights drawn from `seed`.
 
-    `image_size`, `mean` and `std` default to what the source says, else to 224, 0.5 and 0.5.
+    `image_size`, `mean` and `std` default to what the source says, else to 224 and to what a bare
+    file is recognised as (`Backbone.note` says it), else 0.5; `mean="imagenet"` sets both.
     `num_heads` is for a timm-format file whose heads are not 64 wide, which the file cannot tell.
     """
     if num_heads is not None and not name.endswith(SUFFIXES):
@@ -94,32 +112,46 @@ def load_backbone(
             "leave it out (it is for timm-format files only)."
         )
     source: dict[str, Any] = {}
+    file = _weights_file(name)
     if name.startswith(RANDOM_PREFIX):
         weights = _random_weights(name, seed)
     elif name == "demo":
         weights, source = _from_folder_or_hub(str(DEMO_FOLDER))
-    elif name.endswith(SUFFIXES):
-        path = Path(name)
-        weights, source = read_timm_file(path, num_heads), _json_beside(path)
+    elif file is not None:
+        weights, source = read_timm_file(file, num_heads), _json_beside(file)
     else:
         weights, source = _from_folder_or_hub(name)
     size = image_size if image_size is not None else int(weights.config.image_size)
+    chosen = normalisation(name, mean, std, source, weights.origin, bare=file is not None)
     return Backbone(
         model=_frozen_model(weights, size, name),
-        mean=_channels("mean", mean, source, DEFAULT_MEAN, name),
-        std=_channels("std", std, source, DEFAULT_STD, name),
+        mean=chosen.mean,
+        std=chosen.std,
         image_size=size,
+        note=chosen.note,
     )
+
+
+def _weights_file(name: str) -> Path | None:
+    """The timm-format file that is meant: `name` itself, or the only one of a bare folder."""
+    if name.endswith(SUFFIXES):
+        return Path(name)
+    folder = Path(name)
+    if name == "demo" or not folder.is_dir() or (folder / "config.json").exists():
+        return None
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))
+    if len(files) > 1:
+        raise InputError(
+            f"Backbone folder {name!r} has {len(files)} weights files: name one of "
+            f"{name_some([path.name for path in files])}."
+        )
+    return files[0] if files else None
 
 
 def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
     """Build the model around the tensors, with the position embeddings that the size needs."""
     patch = int(weights.config.patch_size)
-    if image_size < patch or image_size % patch:
-        raise InputError(
-            f"Backbone {name!r} cuts images into patches of {patch} pixels, so image_size must be "
-            f"a multiple of {patch}, not {image_size}."
-        )
+    _check_divides(patch, image_size, name)
     config = ViTConfig.from_dict(
         {**weights.config.to_dict(), "image_size": image_size}, attn_implementation="sdpa"
     )
@@ -129,8 +161,44 @@ def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
     # No memory is spent on initial weights that would be overwritten at once.
     with torch.device("meta"):
         model = ViTModel(config, add_pooling_layer=False)
+        if REGISTERS in state:
+            add_registers(model, state[REGISTERS].shape[1])
     model.load_state_dict(state, assign=True)
     return model.requires_grad_(False).eval()
+
+
+def _check_divides(patch: int, image_size: int, name: str) -> None:
+    if image_size < patch or image_size % patch:
+        raise InputError(
+            f"Backbone {name!r} cuts images into patches of {patch} pixels, so image_size must be "
+            f"a multiple of {patch}, not {image_size}."
+        )
+
+
+def check_image_size(name: str, image_size: int) -> None:
+    """Refuse a size that the patches of a backbone do not divide, where that is cheap to know.
+
+    It is known of the demo, of random weights, of folders with a config.json and of .safetensors
+    files; whatever else is named `…patch16…` is believed.
+    """
+    patch = _known_patch_size(name)
+    if patch is not None:
+        _check_divides(patch, image_size, name)
+
+
+def _known_patch_size(name: str) -> int | None:
+    config = (DEMO_FOLDER if name.endswith("demo") else Path(name)) / "config.json"
+    if config.is_file():
+        stated = _read_json(config).get("patch_size")
+        if isinstance(stated, int):
+            return stated
+    if name.startswith(RANDOM_PREFIX):
+        return 16
+    file = _weights_file(name)
+    if file is not None and file.suffix == ".safetensors" and file.is_file():
+        return patch_size_of(file)
+    by_name = re.search(r"patch(\d+)", name)
+    return int(by_name[1]) if by_name else None
 
 
 def interpolate_positions(positions: Tensor, side: int) -> Tensor:
@@ -173,8 +241,7 @@ def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
     """Read a folder or hub repository; also returns what it says about normalisation."""
     config = _read_json(_find(name, "config.json"))
     if "architecture" in config and "model_type" not in config:  # how timm writes its repositories
-        weights = read_timm_file(Path(_find(name, "model.safetensors")), None)
-        return weights, config
+        return read_timm_file(_timm_weights(name), None), config
     if config.get("model_type") != "vit":
         raise InputError(
             f"Backbone {name!r} has model_type {config.get('model_type')!r} in its config.json; "
@@ -192,6 +259,15 @@ def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
         name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False
     )
     return _transformers_weights(name), _read_json(processor) if processor else {}
+
+
+def _timm_weights(name: str) -> Path:
+    """The weights beside timm's config.json: a folder's only .safetensors, or the hub's file."""
+    if Path(name).is_dir():
+        files = sorted(Path(name).glob("*.safetensors"))
+        if len(files) == 1:
+            return files[0]
+    return Path(_find(name, "model.safetensors"))
 
 
 def _transformers_weights(name: str) -> VitWeights:
@@ -255,27 +331,6 @@ def _read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} should hold a JSON object, not a {type(content).__name__}.")
     return content
-
-
-def _channels(
-    key: str,
-    given: Sequence[float] | None,
-    source: dict[str, Any],
-    default: Channels,
-    name: str,
-) -> Channels:
-    """The mean or std to use: the caller's, else the source's (transformers, timm), else 0.5."""
-    timm = source.get("pretrained_cfg", source)
-    value = given if given is not None else source.get(f"image_{key}", timm.get(key, default))
-    try:
-        red, green, blue = (float(number) for number in value)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"The {key} of backbone {name!r} should be three numbers, not {value!r}."
-        ) from error
-    if key == "std" and min(red, green, blue) <= 0:
-        raise InputError(f"The std of backbone {name!r} should be positive, not {value!r}.")
-    return red, green, blue
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """Read a plain ViT from a file in timm's naming or in that of the original augreg release.
 
 Both are turned into the tensors of transformers' `ViTModel`. A file has to hold exactly the tensors
-of a pre-norm ViT with a class token, plus a classification head, which is dropped; anything else
-(a distillation token, registers, layer scale, a missing block) is refused by name.
+of a pre-norm ViT with a class token, plus a classification head, which is dropped; DINOv2's layer
+scale is multiplied into the weights before it, and its registers are kept. Anything else (a
+distillation token, a missing block) is refused by name.
 """
 
+import argparse
 import math
 import re
 import zipfile
@@ -15,13 +17,21 @@ from pickle import UnpicklingError
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import ViTConfig, ViTModel
 
 from pfedseq.errors import InputError
-from pfedseq.model.vit_naming import AUGREG, TIMM, Naming
+from pfedseq.model.normalisation import recognise
+from pfedseq.model.vit_naming import (
+    AUGREG,
+    REGISTERS,
+    TIMM,
+    Naming,
+    fold_layer_scale,
+    take_registers,
+)
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 HEAD_WIDTH = 64
@@ -39,17 +49,52 @@ class VitWeights:
 
     config: ViTConfig
     state: dict[str, Tensor]
+    """DINOv2's registers, where there are any, are under `REGISTERS`."""
+    origin: tuple[str, str] | None = None
+    """The name of a normalisation and what the file was recognised by, if it was."""
 
 
 def read_timm_file(path: Path, num_heads: int | None) -> VitWeights:
     """Read `path` by its suffix; `num_heads` defaults to width / 64 (an .npz knows its own)."""
     if not path.is_file():
         raise InputError(f"There is no backbone file {path}.")
-    tensors = _read_tensors(path)
+    tensors, wrapped_in = _read_tensors(path)
     naming = AUGREG if path.suffix == ".npz" else TIMM
+    scaled = any(key.endswith(".ls1.gamma") for key in tensors)
+    registers = take_registers(tensors)
+    if naming is TIMM:
+        tensors = fold_layer_scale(tensors)
     depth = _checked_depth(tensors, naming, path)
     config = _infer_config(tensors, naming, depth, num_heads, path)
-    return VitWeights(config, _convert(tensors, naming, config, path))
+    state = _convert(tensors, naming, config, path)
+    if registers is not None:
+        if registers.shape[::2] != (1, config.hidden_size):
+            raise InputError(f"{path} has registers of shape {tuple(registers.shape)}.")
+        state[REGISTERS] = registers
+    return VitWeights(config, state, _origin(path, wrapped_in, scaled))
+
+
+def _origin(path: Path, wrapped_in: str | None, scaled: bool) -> tuple[str, str] | None:
+    """Which normalisation the file was trained with, where its content or its name tells."""
+    if wrapped_in == "teacher":
+        return "imagenet", "a DINO checkpoint"
+    if scaled:
+        return "imagenet", "DINOv2 or DeiT III (it has layer scale)"
+    if path.suffix == ".npz":
+        return "half", "the augreg release"
+    by_name = recognise(path.name)
+    return (by_name[0], f"{by_name[1]!r}, by its name") if by_name else None
+
+
+def patch_size_of(path: Path) -> int | None:
+    """The patch size that a .safetensors file in timm's naming has, read from its header alone."""
+    try:
+        with safe_open(path, "pt") as file:
+            if TIMM.patch_kernel not in file.keys():  # noqa: SIM118
+                return None
+            return int(file.get_slice(TIMM.patch_kernel).get_shape()[-1])
+    except UNREADABLE:
+        return None  # loading it says what is wrong
 
 
 def reason(error: Exception) -> str:
@@ -67,8 +112,13 @@ def name_some(names: list[str]) -> str:
     return ", ".join(names[:5]) + more
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of the file in float32; no pickled object is ever executed."""
+def _read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """All tensors of the file in float32, and the key that they lay under, if any.
+
+    No pickled object is ever executed; DINO puts its `argparse.Namespace`, a bag of values, beside
+    the weights, and that one class is admitted.
+    """
+    wrapped_in = None
     try:
         if path.suffix == ".safetensors":
             tensors = load_file(path)
@@ -76,21 +126,24 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             with np.load(path, allow_pickle=False) as archive:
                 tensors = {key: torch.from_numpy(archive[key]) for key in archive.files}
         else:
-            tensors = _unwrap(torch.load(path, map_location="cpu", weights_only=True), path)
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                content = torch.load(path, map_location="cpu", weights_only=True)
+            tensors, wrapped_in = _unwrap(content, path)
     except InputError:
         raise
     except UNREADABLE as error:
         raise InputError(
             f"{path} is not a readable {path.suffix} file of plain tensors: {reason(error)}"
         ) from error
-    return {key: tensor.float() for key, tensor in tensors.items()}
+    return {key: tensor.float() for key, tensor in tensors.items()}, wrapped_in
 
 
-def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
+def _unwrap(content: object, path: Path) -> tuple[dict[str, Tensor], str | None]:
     """Find the state dict in a checkpoint of DeiT ("model"), DINO ("teacher") or a trainer."""
+    wrapped_in = None
     for key in ("model", "state_dict", "teacher"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
+            content, wrapped_in = content[key], key
     if not isinstance(content, Mapping):
         raise InputError(f"{path} holds a {type(content).__name__}, not a state dict.")
     tensors = {}
@@ -98,7 +151,7 @@ def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
         if not isinstance(value, Tensor):
             raise InputError(f"{path} holds a {type(value).__name__} under {key!r}, not a tensor.")
         tensors[str(key).removeprefix("module.").removeprefix("backbone.")] = value
-    return tensors
+    return tensors, wrapped_in
 
 
 def _checked_depth(tensors: Mapping[str, Tensor], naming: Naming, path: Path) -> int:

@@ -4,7 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, cat, zeros_like
+
+REGISTERS = "embeddings.register_tokens"
+"""Where a model of `pfedseq.model.registers` keeps DINOv2's registers."""
 
 Convert = Callable[[Tensor], tuple[Tensor, ...]]
 
@@ -32,7 +35,7 @@ class Naming(ABC):
     """Absent where queries, keys and values have no biases."""
     mlp_bias: str
     head: tuple[str, ...]
-    """Prefixes of what stands behind the class token, which is dropped."""
+    """Prefixes of what only pretraining used (heads, DINOv2's mask token), which is dropped."""
 
     @abstractmethod
     def as_conv_weight(self, patch_kernel: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ class Naming(ABC):
 
 
 class _Timm(Naming):
-    """timm, DeiT and DINO: PyTorch layouts; query, key and value stacked into one `qkv`."""
+    """timm, DeiT, DINO and DINOv2: PyTorch layouts; query, key and value stacked into one `qkv`."""
 
     family = "timm"
     block = r"blocks\.(\d+)\."
@@ -57,7 +60,7 @@ class _Timm(Naming):
     positions = "pos_embed"
     query_bias = "blocks.0.attn.qkv.bias"
     mlp_bias = "blocks.0.mlp.fc1.bias"
-    head = ("head.", "pre_logits.")
+    head = ("head.", "pre_logits.", "mask_token")
 
     def as_conv_weight(self, patch_kernel: Tensor) -> Tensor:
         return patch_kernel
@@ -174,6 +177,40 @@ class _Augreg(Naming):
             Entry(f"{source}/kernel", 2, (f"{target}.weight",), lambda kernel: (kernel.T,)),
             Entry(f"{source}/bias", 1, (f"{target}.bias",), _same),
         ]
+
+
+def take_registers(tensors: dict[str, Tensor]) -> Tensor | None:
+    """Take DINOv2's registers (1, R, width) out of a file's tensors, if it has any.
+
+    timm calls them `reg_token`, and has no position for the class token then: that is a zero.
+    """
+    registers = tensors.pop("register_tokens", None)
+    if registers is None and "reg_token" in tensors:
+        registers = tensors.pop("reg_token")
+        if "pos_embed" in tensors:
+            positions = tensors["pos_embed"]
+            tensors["pos_embed"] = cat([zeros_like(positions[:, :1]), positions], dim=1)
+    return registers
+
+
+def fold_layer_scale(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """DINOv2's x + γ · (W y + b) as the plain x + W' y + b', with W' = diag(γ) W and b' = γ · b.
+
+    Only a γ whose shape fits is folded in; what is left over is refused as any unknown tensor.
+    """
+    folded = dict(tensors)
+    for key, scale in tensors.items():
+        block, _, name = key.rpartition(".ls")
+        if name not in ("1.gamma", "2.gamma"):
+            continue
+        layer = f"{block}.attn.proj" if name == "1.gamma" else f"{block}.mlp.fc2"
+        weight, bias = folded.get(f"{layer}.weight"), folded.get(f"{layer}.bias")
+        if weight is None or bias is None or not scale.shape == bias.shape == weight.shape[:1]:
+            continue
+        folded[f"{layer}.weight"] = scale[:, None] * weight
+        folded[f"{layer}.bias"] = scale * bias
+        del folded[key]
+    return folded
 
 
 TIMM = _Timm()
