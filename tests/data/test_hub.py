@@ -1,3 +1,5 @@
+import io
+import logging
 import sys
 
 import numpy as np
@@ -160,3 +162,22 @@ def test_without_the_package_or_the_network_the_way_out_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"needs the package datasets: run `pip install 'pfedseq"):
         hub_table("me/mine")
+
+
+def test_an_unreachable_hub_is_spoken_of_once(monkeypatch, capsys):
+    library, written = logging.getLogger("huggingface_hub"), io.StringIO()
+    monkeypatch.setattr(library, "handlers", [logging.StreamHandler(written)])
+
+    def retrying(name, configuration):
+        logger = logging.getLogger("huggingface_hub.utils._http")
+        for attempt in range(1, 6):
+            logger.warning("'[Errno 111]' thrown while requesting HEAD https://hub/x")
+            logger.warning(f"Retrying in {attempt}s [Retry {attempt}/5].")
+        logger.warning("something else is worth knowing")
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", retrying)
+    with pytest.raises(InputError, match="cannot fetch me/mine"):
+        hub_table("me/mine")
+    assert capsys.readouterr().err.count("the hub does not answer; trying again") == 1
+    assert written.getvalue() == "something else is worth knowing\n"

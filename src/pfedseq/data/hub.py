@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pfedseq.data.parquet import Column, Table, image_of_row
 from pfedseq.data.source import Block, RawImage, block_ranges
 from pfedseq.errors import InputError
+from pfedseq.hub_access import one_sentence_of_retries
 
 
 def hub_table(hub_id: str) -> Table:
@@ -26,7 +27,8 @@ def hub_table(hub_id: str) -> Table:
         ) from None
     name, _, configuration = hub_id.partition(":")
     try:
-        loaded = datasets.load_dataset(name, configuration or None)
+        with one_sentence_of_retries():
+            loaded = datasets.load_dataset(name, configuration or None)
     except Exception as fault:  # network, hub, format and cache errors have no common base
         raise InputError(
             f"cannot fetch {hub_id} from the hub ({str(fault).splitlines()[0]}): check the id and "

@@ -15,6 +15,7 @@ from transformers import ViTConfig, ViTModel
 from transformers.utils import cached_file, logging
 
 from pfedseq.errors import InputError
+from pfedseq.hub_access import one_sentence_of_retries
 from pfedseq.model.normalisation import (
     DEFAULT_MEAN,
     DEFAULT_STD,
@@ -306,7 +307,8 @@ def _find(name: str, filename: str) -> str:
     if not Path(name).is_dir() and not looks_like_hub_id:
         raise InputError(f"Backbone {name!r} is neither a folder that exists nor a hub id.")
     try:
-        path = cached_file(name, filename)
+        with one_sentence_of_retries():
+            path = cached_file(name, filename)
     except OSError as error:
         raise InputError(
             f"Backbone {name!r} has no {filename} that can be read (a folder, or a model hub that "
