@@ -213,19 +213,6 @@ def test_a_source_without_a_readable_image_is_refused_even_when_skipping(tmp_pat
         write_store(source, tmp_path / "toy", 8, ORIGIN, skip_unreadable=True)
 
 
-def test_the_fingerprint_follows_pixels_and_labels(tmp_path):
-    write_store(make_source(), tmp_path / "toy", 8, ORIGIN)
-    write_store(make_source(), tmp_path / "same", 8, {**ORIGIN, "source": "a copy elsewhere"})
-    relabelled = replace(make_source(), labels=np.arange(20) % 2)
-    write_store(relabelled, tmp_path / "labels", 8, ORIGIN)
-    write_store(make_source(), tmp_path / "pixels", 9, ORIGIN)
-    one, same, labels, pixels = (
-        open_store(tmp_path / name).fingerprint for name in ("toy", "same", "labels", "pixels")
-    )
-    assert one == same
-    assert len({one, labels, pixels}) == 3
-
-
 def test_deep_images_are_counted_and_the_count_survives_an_interruption(tmp_path):
     deep = io.BytesIO()
     Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(deep, "TIFF")
