@@ -1,4 +1,7 @@
-"""Tasks whose every answer is known: L(φ) = ½ ‖φ − c‖², gradient φ − c."""
+"""Tasks whose every answer is known: L(φ) = ½ ‖φ − c‖² + κ (Σθ)(Σω), gradient φ − c + κ (Σω, Σθ).
+
+κ couples θ and ω: where it is not zero, the order in which a method moves them shows.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,13 @@ from pfedseq.seeding import torch_generator
 
 @dataclass
 class QuadraticTask:
-    """½ ‖φ − center‖² with `num_batches` identical batches an epoch."""
+    """½ ‖φ − center‖² + κ (Σθ)(Σω) with `num_batches` identical batches an epoch."""
 
     center: Params
     num_examples: int = 1
     num_batches: int = 1
+    coupling: float = 0.0
+    """κ."""
 
     @property
     def initial(self) -> Params:
@@ -32,6 +37,9 @@ class QuadraticTask:
 
     def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:
         gradient = phi - self.center
+        if self.coupling:
+            cross = (self.coupling * phi.head.sum(), self.coupling * phi.adapter.sum())
+            gradient = Params(gradient.adapter + cross[0], gradient.head + cross[1])
         return Params(
             gradient.adapter * (part != "head"),
             gradient.head * (part != "adapter"),
@@ -39,11 +47,14 @@ class QuadraticTask:
 
     def loss(self, phi: Params, batch: Batch) -> float:
         difference = phi - self.center
-        return 0.5 * float(difference.dot(difference))
+        cross = self.coupling * phi.adapter.sum() * phi.head.sum()
+        return 0.5 * float(difference.dot(difference)) + float(cross)
 
     def score(self, phi: Params, split: Split) -> Score:
-        loss = self.loss(phi, torch.tensor([0]))
-        return Score(1 / (1 + loss), loss, self.num_examples)
+        """Each split is harder than the one before, and has a size of its own."""
+        rank = ("train", "validation", "test").index(split)
+        loss = (1 + rank) * self.loss(phi, torch.tensor([0]))
+        return Score(1 / (1 + loss), loss, self.num_examples + 100 * rank)
 
     def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Images that show θ's part of the center, labelled with the largest entry of ω's."""

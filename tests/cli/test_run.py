@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 
 from pfedseq import __version__, cli
+from tests.run_folder import lines
 
 QUICK = """
 [run]
@@ -51,12 +52,6 @@ def command(monkeypatch, capsys):
         return code, out, err
 
     return run
-
-
-def lines(folder):
-    """metrics.jsonl without what a clock decides."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if not k.endswith("_seconds")} for r in records]
 
 
 def test_run_leaves_everything_that_is_promised(command, quick, tmp_path):

@@ -13,17 +13,12 @@ from pfedseq.federation import Reply
 from pfedseq.methods import METHODS, find_method
 from pfedseq.runs.checkpoint import load_checkpoint, save_checkpoint
 from pfedseq.runs.records import summarise_round
+from tests.every_method import OPTIONS, every_method
 from tests.toys import make_setup, quadratic_federation, random_centers
 
 CENTERS = random_centers(3)
 SIZES = (4, 2, 3)
 ROUNDS = 5
-OPTIONS = {
-    "pfedseq": {"warmup_rounds": 2, "max_sequence_length": 2, "learner_lr": 0.01},
-    "pfedme": {"proximal_weight": 5.0},
-}
-
-every_method = pytest.mark.parametrize("name", METHODS)
 
 
 def build(name, engine=LocalClients, threads=1):

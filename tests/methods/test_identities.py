@@ -6,7 +6,7 @@ from torch import nn
 
 from pfedseq.engines.local import LocalClients
 from pfedseq.methods import METHODS
-from tests.methods.test_conformance import OPTIONS, every_method
+from tests.every_method import OPTIONS, every_method
 from tests.toys import QuadraticTask, ScatteredSite, make_setup, play, random_centers
 
 CENTERS = random_centers(3)

@@ -41,7 +41,8 @@ def test_two_steps_in_one():
         torch.testing.assert_close(reply.tensors["adapter"], personal.adapter)
         torch.testing.assert_close(reply.tensors["head"], personal.head)
         scored = clients.call("evaluate", 3, {i: down[i]})[i].metrics["test_loss"]
-        assert scored == pytest.approx(clients.sites[i].task(3, "evaluate").loss(personal, None))
+        expected = clients.sites[i].task(3, "evaluate").score(personal, "test")
+        assert scored == pytest.approx(expected.loss)
 
 
 def test_each_half_of_a_meta_step_has_its_own_batch():

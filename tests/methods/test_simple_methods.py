@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from pfedseq.methods import METHODS
-from tests.toys import play, random_centers
+from pfedseq.params import Params
+from tests.toys import QuadraticTask, play, random_centers
 
 CENTERS = random_centers(2)
 SIZES = (1, 3)  # weights 1/4 and 3/4
@@ -57,3 +58,17 @@ def test_an_absent_client_does_not_count(name):
     replies = clients.call("train", 2, {1: server.payload(1)})
     server.update(2, replies)
     torch.testing.assert_close(server.payload(0)["adapter"], replies[1].tensors["adapter"])
+
+
+def test_fedrep_moves_the_head_first_and_the_adapter_under_the_new_head():
+    """On a loss that couples θ and ω: ω' = ω − η ∇_ω(θ, ω), then θ' = θ − η ∇_θ(θ, ω')."""
+    task = QuadraticTask(CENTERS[0], coupling=0.5)
+    start = random_centers(1, seed=4)[0]
+    state = {"head": start.head}
+    method = METHODS["fedrep"]
+    reply = method.client(config("fedrep"), task, state).train({"adapter": start.adapter})
+    head = start.head - LR * task.grad(start, None).head
+    adapter = start.adapter - LR * task.grad(Params(start.adapter, head), None).adapter
+    torch.testing.assert_close(state["head"], head)
+    torch.testing.assert_close(reply.tensors["adapter"], adapter)
+    assert not torch.allclose(adapter, start.adapter - LR * task.grad(start, None).adapter)

@@ -1,7 +1,5 @@
 """A sweep: what is finished is kept, what was cut off goes on, and worlds are shared rightly."""
 
-import json
-
 import pytest
 
 from pfedseq.config import make_config
@@ -10,6 +8,7 @@ from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import run
 from pfedseq.runs.sweep import Entry, methods_by_seeds, sweep
 from pfedseq.runs.world import World
+from tests.run_folder import lines
 
 QUICK = {
     "run": {"rounds": 2, "name": "quick", "checkpoint_every": 1},
@@ -22,12 +21,6 @@ QUICK = {
     },
     "training": {"lr": 0.02, "batch_size": 8},
 }
-
-
-def lines(folder):
-    """metrics.jsonl without what a clock decides."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if not k.endswith("_seconds")} for r in records]
 
 
 def test_finished_runs_are_not_repeated(tmp_path):
