@@ -67,14 +67,20 @@ class TrainingConfig(LocalTraining):
 
 
 class EngineConfig(BaseConfig):
-    """[engine]: where and how it runs; nothing here but the device changes a result."""
+    """[engine]: where and how it runs; beyond rounding nothing here changes a result."""
 
     kind: Literal["local", "wire"] = Field(
         "local", description="in this process, or with every message turned into bytes and back"
     )
-    threads: int = Field(0, ge=0, description="clients that run side by side; 0: one per core")
+    cohort: int = Field(
+        0,
+        ge=0,
+        description="clients whose batches go through the backbone in one pass; 1: none together; "
+        "0: about 64 images, and a cohort for each core; changes the last bits",
+    )
+    threads: int = Field(0, ge=0, description="cohorts that run side by side; 0: one per core")
     threads_per_client: int = Field(
-        1, ge=1, description="PyTorch's threads within a client; may change the last bits"
+        1, ge=1, description="PyTorch's threads within a pass; changes the last bits"
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
 

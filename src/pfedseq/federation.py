@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -65,6 +65,34 @@ class Task(Protocol):
 
     def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch itself: small images (B, 3, 32, 32), normalised, and labels (B,)."""
+
+
+class Site(Protocol):
+    """The place where a client's data lies."""
+
+    def task(self, t: int, step: str) -> Task:
+        """The client's objective, bound to round t and to the step it is used in."""
+
+
+Answer = Params | Score | float
+
+
+class Question(NamedTuple):
+    """What a client asks of its task and could be answered together with others' questions.
+
+    A task may offer `answer_together(questions) -> answers`, faster than one by one and equal to
+    it up to rounding.
+    """
+
+    task: Task
+    kind: str
+    """`grad`, `loss` or `score`: the task's method."""
+    arguments: tuple[Any, ...]
+
+    def answer(self) -> Answer:
+        """By itself."""
+        answer: Answer = getattr(self.task, self.kind)(*self.arguments)
+        return answer
 
 
 class AuxiliaryTask(Protocol):
@@ -156,6 +184,9 @@ class Client(ABC):
     An engine may build it anew for every call: what it must remember goes into `state`, a dict
     of tensors that the engine keeps for it.
     """
+
+    steps: ClassVar[tuple[str, ...]] = ("train", "evaluate", "export")
+    """The methods that a message may name."""
 
     def __init__(self, config: Any, task: Task, state: Tensors) -> None:
         self.config, self.task, self.state = config, task, state

@@ -13,9 +13,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from pfedseq.engines.answer import answer
 from pfedseq.engines.local import LocalClients
 from pfedseq.errors import InputError
-from pfedseq.federation import Reply, Tensors
+from pfedseq.federation import Reply, Site, Tensors
 
 _METRICS = "metrics"
 
@@ -44,11 +45,12 @@ def decode(message: bytes, device: torch.device | None = None) -> Reply:
 class WireClients(LocalClients):
     """Clients behind bytes: nothing but messages and stored state survives a call."""
 
-    def deliver(self, i: int, step: str, t: int, down: Tensors) -> Reply:
+    def deliver(self, i: int, site: Site, step: str, t: int, down: Tensors) -> Reply:
         """Encode the message, rebuild the client from its stored bytes, encode its reply."""
         message, stored = encode(down), encode(self.states[i])
-        device = self.sites[i].task(t, step).initial.adapter.device
+        device = site.task(t, step).initial.adapter.device
         state = decode(stored, device).tensors
-        reply = self._run(i, step, t, decode(message, device).tensors, state)
+        received = decode(message, device).tensors
+        reply = answer(self.client, self.config, site, state, step, t, received)
         self.states[i] = decode(encode(state), device).tensors
         return decode(encode(reply.tensors, reply.metrics), device)

@@ -64,6 +64,7 @@ class FedALAClient(Client):
     """Keeps its model w_i (ŵ_i between receipt and training) and the weights W_i, both flat."""
 
     config: FedALAConfig
+    steps = (*Client.steps, "receive")
 
     def train(self, down: Tensors) -> Reply:
         """w_i ← SGD(ŵ_i; D_i)."""

@@ -102,6 +102,8 @@ class PeFLLServer(Server):
 class PeFLLClient(OwnHeadClient):
     """Embeds its data, trains what it gets for that, and finishes the gradient of f."""
 
+    steps = (*OwnHeadClient.steps, "describe", "backprop")
+
     def describe(self, down: Tensors) -> Reply:
         """v_i = the mean of f(x, y), over a first batch and over all of an epoch's batches."""
         batches = list(self.task.batches(1))

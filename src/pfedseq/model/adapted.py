@@ -16,6 +16,7 @@ from pfedseq.model.adapters import SeededDropout, inject, merged_weights
 from pfedseq.model.backbone import Backbone
 from pfedseq.model.class_token import keep_class_token_only
 from pfedseq.model.layout import AdapterLayout
+from pfedseq.model.stacked import StackedTower
 from pfedseq.model.tower import Tower
 from pfedseq.params import Params
 from pfedseq.seeding import derive_seed, torch_generator
@@ -61,6 +62,10 @@ class AdaptedModel:
             parameter.requires_grad_(False)
         self._adapted = module
         self._skeletons = threading.local()
+        self.stacked: StackedTower | None = None
+        """The same for several clients at once, where their adapters can be stacked."""
+        if not adapter.dropout:
+            self.stacked = StackedTower(self._plain, adapter, self.layout, self.depth)
 
     @property
     def device(self) -> torch.device:

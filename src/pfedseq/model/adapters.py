@@ -14,7 +14,7 @@ from transformers import ViTModel
 
 from pfedseq.model.adapter_config import AdapterConfig, Target
 
-_MODULES: dict[Target, str] = {
+MODULES: dict[Target, str] = {
     "query": "attention.q_proj",
     "key": "attention.k_proj",
     "value": "attention.v_proj",
@@ -24,7 +24,7 @@ _MODULES: dict[Target, str] = {
 }
 """Where transformers' ViT keeps each projection of a block."""
 
-_LORA_A, _LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 _DORA_MAGNITUDE = ".lora_magnitude_vector.default.weight"
 _IA3 = ".ia3_l.default"
 """PEFT's names for what it puts beside a target."""
@@ -36,11 +36,11 @@ def peft_config(adapter: AdapterConfig, depth: int) -> PeftConfig:
     PEFT finds a module by the end of its name: the projection's alone where all layers carry the
     adapter, else with its layer's. (Its `layers_to_transform` is not known to IA3.)
     """
-    modules = [_MODULES[target] for target in adapter.targets]
+    modules = [MODULES[target] for target in adapter.targets]
     if adapter.layers != "all":
         modules = [f"layers.{k}.{name}" for k in adapter.layers_of(depth) for name in modules]
     if adapter.kind == "ia3":  # scales what enters the MLP's second layer, what leaves all others
-        feedforward = [module for module in modules if module.endswith(_MODULES["mlp_out"])]
+        feedforward = [module for module in modules if module.endswith(MODULES["mlp_out"])]
         return IA3Config(target_modules=modules, feedforward_modules=feedforward)
     return LoraConfig(
         r=adapter.rank,
@@ -146,16 +146,17 @@ def merged_weights(
             bias = frozen.get(f"{target}.bias")
             if tensor.shape[0] != 1 and bias is not None:
                 merged[f"{target}.bias"] = bias * tensor.flatten()
-        elif name.endswith(_LORA_A):
-            target = name.removesuffix(_LORA_A)
+        elif name.endswith(LORA_A):
+            target = name.removesuffix(LORA_A)
             weight = torch.addmm(
                 frozen[f"{target}.weight"],
-                named[target + _LORA_B],
+                named[target + LORA_B],
                 tensor,
                 alpha=adapter.alpha / adapter.rank,
             )
             if adapter.kind == "dora":
-                magnitude = named[target + _DORA_MAGNITUDE]
-                weight *= (magnitude / torch.linalg.vector_norm(weight, dim=1)).unsqueeze(1)
+                # PEFT's gradient, and the DoRA paper's, takes the rows' lengths for constants.
+                lengths = torch.linalg.vector_norm(weight.detach(), dim=1)
+                weight = weight * (named[target + _DORA_MAGNITUDE] / lengths).unsqueeze(1)
             merged[f"{target}.weight"] = weight
     return merged

@@ -109,6 +109,20 @@ class AdapterLayout:
                 named[f"{self.prefix}.{k}.{within}"] = piece.view(shape)
         return named
 
+    def unflatten_stacked(self, adapters: Tensor) -> dict[str, Tensor]:
+        """The weights of several θ (clients, K, D) by name, each (clients, *shape)."""
+        if adapters.shape[1:] != (self.num_layers, self.adapter_dim):
+            raise InputError(
+                f"the adapters have shape {tuple(adapters.shape)} where "
+                f"(clients, {self.num_layers}, {self.adapter_dim}) is expected"
+            )
+        sizes = [prod(shape) for _, shape in self.weights]
+        named = {}
+        for k, rows in zip(self.layers, adapters.unbind(1), strict=True):
+            for (within, shape), piece in zip(self.weights, rows.split(sizes, 1), strict=True):
+                named[f"{self.prefix}.{k}.{within}"] = piece.reshape(-1, *shape)
+        return named
+
     @staticmethod
     def _shaped(named: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
         if tuple(named[name].shape) != shape:

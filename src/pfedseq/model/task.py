@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from pfedseq.data.dataset import ClientData, ImageSet
-from pfedseq.federation import Batch, Part, Score, Split
+from pfedseq.federation import Answer, Batch, Part, Question, Score, Split
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
@@ -100,6 +101,24 @@ class ImageTask:
             next(gradients) if head.requires_grad else torch.zeros_like(head),
         )
 
+    @staticmethod
+    def answer_together(questions: Sequence[Question]) -> list[Answer]:
+        """Gradients that reach the adapter by one stacked pass; all else one by one.
+
+        Testing and the features of the head phase go through the backbone in large batches as it
+        is: there is little to win by stacking them.
+        """
+        answers: dict[int, Answer] = {}
+        stacked: dict[int, tuple[ImageTask, Params, Batch, Part]] = {}
+        for place, question in enumerate(questions):
+            task, part = question.task, question.arguments[-1]
+            if question.kind == "grad" and part != "head" and _can_be_stacked(task):
+                stacked[place] = (task, *question.arguments)
+            else:
+                answers[place] = question.answer()
+        answers.update(zip(stacked, _gradients(list(stacked.values())), strict=True))
+        return [answers[place] for place in range(len(questions))]
+
     @torch.no_grad()
     def loss(self, phi: Params, batch: Batch) -> float:
         """Mean cross-entropy over the batch."""
@@ -151,9 +170,40 @@ class ImageTask:
         return self._cached[1]
 
 
+def _can_be_stacked(task: object) -> TypeGuard[ImageTask]:
+    return isinstance(task, ImageTask) and task.model.stacked is not None
+
+
+def _gradients(asked: Sequence[tuple[ImageTask, Params, Batch, Part]]) -> list[Params]:
+    """What `ImageTask.grad` gives for each, by one pass through the backbone that they share."""
+    if not asked:
+        return []
+    model = asked[0][0].model
+    assert model.stacked is not None
+    adapters = torch.stack([phi.adapter.detach() for _, phi, _, _ in asked]).requires_grad_()
+    heads = [phi.head.detach().requires_grad_(part == "both") for _, phi, _, part in asked]
+    inputs, labels = zip(*(task._examples(batch) for task, _, batch, _ in asked), strict=True)
+    counts = [len(one) for one in labels]
+    features = model.stacked.features(adapters, torch.cat(inputs), counts).split(counts)
+    # A sum of losses that have nothing in common: each client's gradient is that of its own.
+    loss = torch.stack(
+        [
+            cross_entropy(model.classify(head, own), wanted)
+            for head, own, wanted in zip(heads, features, labels, strict=True)
+        ]
+    ).sum()
+    tuned = [head for head in heads if head.requires_grad]
+    to_adapters, *to_heads = torch.autograd.grad(loss, [adapters, *tuned])
+    slopes = iter(to_heads)
+    return [
+        Params(own, next(slopes) if head.requires_grad else torch.zeros_like(head))
+        for own, head in zip(to_adapters, heads, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class ImageSite:
-    """Where client i's images lie; implements `engines.local.Site`."""
+    """Where client i's images lie; implements `federation.Site`."""
 
     client: int
     model: AdaptedModel

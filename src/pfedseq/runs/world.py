@@ -12,6 +12,7 @@ from pfedseq.config import Config, RunConfig, TrainingConfig
 from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.dataset import FederatedData
 from pfedseq.data.loading import load_data
+from pfedseq.engines.cohort import automatic_cohort
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
@@ -88,6 +89,8 @@ class World:
             self.sites,
             threads=engine.threads or os.cpu_count() or 1,
             threads_per_client=engine.threads_per_client,
+            cohort=engine.cohort
+            or automatic_cohort(len(self.sites), self.config.training.batch_size),
         )
         setup = Setup(
             self.model.initial,
