@@ -11,9 +11,17 @@ from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import RunSummary
 
 
-def run(config: Config, out: Path | str, listener: runs.Listener | None = None) -> RunSummary:
-    """Run every method of a config into the new folder `out`; returns what summary.json holds."""
-    summary = runs.run(config, out, listener)
+def run(
+    config: Config,
+    out: Path | str,
+    listener: runs.Listener | None = None,
+    tell: runs.Tell = runs.tell_nobody,
+) -> RunSummary:
+    """Run every method of a config into the new folder `out`; returns what summary.json holds.
+
+    `listener` gets every round's record, `tell` sentences that the user should know.
+    """
+    summary = runs.run(config, out, listener, tell)
     draw_curves(RunFolder(Path(out)))
     return summary
 

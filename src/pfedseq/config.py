@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from pfedseq.base_config import BaseConfig
 from pfedseq.data.auxiliary import AuxiliaryConfig
@@ -18,7 +18,9 @@ from pfedseq.errors import InputError
 from pfedseq.federation import LocalTraining, MethodConfig
 from pfedseq.methods import find_method
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.presets import find_config
+from pfedseq.model.normalisation import NAMED
+from pfedseq.presets import find_config, is_preset
+from pfedseq.relative_paths import write_out_paths
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -45,11 +47,11 @@ class ModelConfig(BaseConfig):
         "transformers, or a timm-format weights file",
     )
     mean: tuple[float, float, float] | None = Field(
-        None, description="of the inputs in [0, 1]; default: the backbone's own, else 0.5"
+        None,
+        description="of the inputs in [0, 1], or `imagenet` or `half` for mean and std; default: "
+        "the backbone's own, else as a weights file is recognised, else 0.5",
     )
-    std: tuple[float, float, float] | None = Field(
-        None, description="of the inputs in [0, 1]; default: the backbone's own, else 0.5"
-    )
+    std: tuple[float, float, float] | None = Field(None, description="as `mean`")
     num_heads: int | None = Field(
         None, ge=1, description="for a timm-format file whose heads are not 64 wide"
     )
@@ -58,6 +60,23 @@ class ModelConfig(BaseConfig):
         description="how the tokens below the first adapted layer are kept: exactly, in half the "
         "room, or computed anew each time; see adapter.layers",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_of_names(cls, given: Any) -> Any:
+        """`mean = "imagenet"` stands for both its mean and its std."""
+        if not isinstance(given, dict):
+            return given
+        named = [v for v in (given.get("mean"), given.get("std")) if isinstance(v, str)]
+        for name in named:
+            if name not in NAMED:
+                raise ValueError(
+                    f"mean and std are three numbers or one of {', '.join(NAMED)}, not {name!r}"
+                )
+        for key in ("mean", "std") if named else ():
+            value = given.get(key, named[0])
+            given = {**given, key: NAMED[value][key] if isinstance(value, str) else value}
+        return given
 
 
 class TrainingConfig(LocalTraining):
@@ -123,7 +142,11 @@ class Config(BaseConfig):
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file or a preset, apply `section.key=value` overrides, check everything."""
+    """Read a TOML file or a preset, apply `section.key=value` overrides, check everything.
+
+    Relative paths in the file count from its folder (or, where nothing is there, from the current
+    one); those of overrides and of presets from the current folder.
+    """
     path = find_config(path)
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -134,6 +157,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise InputError(f"{path} is not valid TOML: {problem}") from None
     values.setdefault("run", {}).setdefault("name", path.stem)
+    if not is_preset(path):
+        write_out_paths(values, [path.parent, Path()])
     return make_config(values, overrides)
 
 
@@ -142,6 +167,7 @@ def make_config(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Con
     merged = _deep_copy(values)
     for override in overrides:
         _apply(merged, override)
+    write_out_paths(merged, [Path()])
     return _validated(Config, merged, "").resolved()
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+
+from pfedseq.errors import InputError
 
 app = typer.Typer(
     help="Prepare data sets and look at their division among clients.", no_args_is_help=True
@@ -26,9 +30,16 @@ Overrides = Annotated[
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help="A data set; `pfedseq datasets` lists them.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A data set (`pfedseq datasets` lists them), a preset or config file."),
+    ],
     source: Source = None,
     size: Size = None,
+    skip_unreadable: Annotated[
+        bool,
+        typer.Option("--skip-unreadable", help="Leave out images that cannot be read."),
+    ] = False,
     overrides: Overrides = None,
 ) -> None:
     """Read, check, resize and store the images of a data set, once for all runs.
@@ -47,9 +58,11 @@ def prepare(
     from pfedseq.report.progress import StepDisplay
     from pfedseq.report.tables import print_prepared
 
+    if skip_unreadable:
+        overrides = [*(overrides or []), "data.skip_unreadable=true"]
     config = _config(name, source, size, overrides)
     with StepDisplay() as display:
-        prepared = prepare_data(config.data, display.report)
+        prepared = prepare_data(config.data, display.report, said_with=_said_with(source))
     print_prepared(prepared)
 
 
@@ -59,7 +72,9 @@ def show(
     source: Source = None,
     size: Size = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the division among clients.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The picture; default NAME-clients.png.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The picture; default SOURCE-clients.png.")
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Print clients × classes and draw the paper's figure of the distribution.
@@ -70,17 +85,19 @@ def show(
 
     - `pfedseq data show demo --out clients.png`
     """
-    from pfedseq.data.distribution import describe_data, draw_distribution
-    from pfedseq.data.loading import load_data
+    from pfedseq.data.distribution import describe_data, draw_distribution, undrawable
+    from pfedseq.data.loading import load_data, remarks
     from pfedseq.report.progress import StepDisplay
-    from pfedseq.report.tables import print_clients
+    from pfedseq.report.tables import print_clients, print_notes
 
     config = _config(name, source, size, overrides, seed)
-    picture = out or Path(f"{config.data.name}-clients.png")
     with StepDisplay() as display:
         data = load_data(config.data, config.run.seed, display.report)
+    plain_name = re.sub(r"[^\w.-]+", "-", data.images.name)
+    picture = out or Path(f"{plain_name}-clients.png")
     draw_distribution(data, picture)
     print_clients(describe_data(data), data.images.class_names, picture)
+    print_notes([*data.images.notes, *remarks(data), *undrawable(data)])
 
 
 def _config(
@@ -93,15 +110,34 @@ def _config(
     """The config that a data set's name (or a config) and the options stand for."""
     from pfedseq.config import load_config, make_config
     from pfedseq.data.config import DataName
+    from pfedseq.model.backbone import check_image_size
     from pfedseq.presets import preset_names
 
     options = {"data.image_size": size, "run.seed": seed}
     given = [f"{key}={value}" for key, value in options.items() if value is not None]
     if source is not None:
-        given.append(f"data.source='{source}'")
+        given.append(f"data.source={json.dumps(source, ensure_ascii=False)}")
     assignments = [*(overrides or []), *given]
     if name.endswith(".toml") or name in set(preset_names()) - set(get_args(DataName)):
-        return load_config(name, assignments)
+        config = load_config(name, assignments)
+        check_image_size(config.model.backbone, config.data.image_size)
+        return config
+    if name in ("folder", "hub") and source is None and not _sets_source(assignments):
+        what = (
+            "the folder of images" if name == "folder" else "a hub id or a folder of parquet files"
+        )
+        raise InputError(f"{name} needs --from: {what}")
     # The source belongs to the table at once: some data sets are refused without one.
     table = {"name": name} | ({"source": source} if source else {})
-    return make_config({"data": table}, assignments)
+    config = make_config({"data": table}, assignments)
+    if any(a.startswith("model.backbone=") for a in assignments):
+        check_image_size(config.model.backbone, config.data.image_size)
+    return config
+
+
+def _sets_source(assignments: list[str]) -> bool:
+    return any(assignment.startswith("data.source=") for assignment in assignments)
+
+
+def _said_with(source: str | None) -> str:
+    return "data.source" if source is None else "--from"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +49,7 @@ def run(
         values.append(f"run.methods=[{names}]")
     checked = load_config(config, values)
     folder = out or Path("runs") / f"{checked.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    _show(checked, lambda listener: run_config(checked, folder, listener), folder)
+    _show(checked, lambda listener: run_config(checked, folder, listener, _tell), folder)
 
 
 def resume(
@@ -91,7 +92,7 @@ def compare(
     from pfedseq.config import load_config
     from pfedseq.methods import METHODS, find_method
     from pfedseq.report.comparison import compare_runs, write_comparison
-    from pfedseq.report.figures import draw_curves
+    from pfedseq.report.figures import draw_comparison, draw_curves
     from pfedseq.report.progress import SequenceDisplay
     from pfedseq.report.tables import print_comparison
     from pfedseq.runs.folder import RunFolder
@@ -107,23 +108,42 @@ def compare(
     checked = load_config(config, assignments(overrides, rounds, None, device))
     folder = out or Path("runs") / f"compare-{checked.run.name}"
     entries = methods_by_seeds(checked, names, numbers)
-    with SequenceDisplay(len(entries)) as display:
-        sweep(entries, folder, display.announce, draw_curves)
+    with SequenceDisplay(len(entries), folder) as display:
+        sweep(entries, folder, display.announce, draw_curves, _tell_once())
     runs = {name: [RunFolder(folder / name / f"seed_{s}") for s in numbers] for name in names}
     rows = compare_runs(runs)
     write_comparison(rows, numbers, folder / "comparison.json")
+    draw_comparison(runs, folder / "curves.png")
     print_comparison(rows, numbers, folder)
+
+
+def _tell(sentence: str) -> None:
+    print(f"pfedseq: note: {sentence}", file=sys.stderr)
+
+
+def _tell_once() -> Callable[[str], None]:
+    """Tell each sentence the first time only: every seed's world has the same to say."""
+    told: set[str] = set()
+
+    def tell(sentence: str) -> None:
+        if sentence not in told:
+            told.add(sentence)
+            _tell(sentence)
+
+    return tell
 
 
 def _show(config: Any, work: Any, folder: Path) -> None:
     """Run `work` behind a progress display, then print the table and where things are."""
     from pfedseq.report.progress import ProgressDisplay
     from pfedseq.report.tables import print_results
+    from pfedseq.runs.folder import RunFolder
 
     for sentence in config.advice():
         print(f"pfedseq: warning: {sentence}", file=sys.stderr)
     try:
-        with ProgressDisplay(config.run.methods, config.run.rounds) as display:
+        earlier = RunFolder(folder).by_method()
+        with ProgressDisplay(config.run.methods, config.run.rounds, earlier) as display:
             summary = work(display.advance)
     except KeyboardInterrupt:
         print(f"pfedseq: interrupted; `pfedseq resume {folder}` goes on", file=sys.stderr)

@@ -43,3 +43,8 @@ class FederatedData:
 
     images: ImageSet
     clients: tuple[ClientData, ...]
+
+
+def all_images(client: ClientData) -> NDArray[np.int64]:
+    """Indices of all images of a client."""
+    return np.concatenate([client.train, client.validation, client.test])

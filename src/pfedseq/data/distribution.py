@@ -1,7 +1,6 @@
-"""Who has what, for people: counts of clients × classes, the paper's figure, and a record."""
+"""Who has what, for people: counts of clients × classes, and the paper's figure."""
 
-import json
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pfedseq.data.dataset import ClientData, FederatedData
-from pfedseq.errors import InputError
+from pfedseq.data.dataset import FederatedData, all_images
+from pfedseq.drawing import can_be_drawn, fonts_for, labels, save_png, set_title
+from pfedseq.words import count, some
 
 LARGEST_CIRCLE = 220.0
 """Area, in points squared, of the circle for the largest count."""
@@ -49,11 +49,6 @@ def describe_data(data: FederatedData) -> tuple[ClientRow, ...]:
     )
 
 
-def all_images(client: ClientData) -> NDArray[np.int64]:
-    """Indices of all images of a client."""
-    return np.concatenate([client.train, client.validation, client.test])
-
-
 def draw_distribution(data: FederatedData, path: Path) -> None:
     """The paper's data distribution figure as a PNG.
 
@@ -63,59 +58,45 @@ def draw_distribution(data: FederatedData, path: Path) -> None:
     rows = describe_data(data)
     counts = np.stack([row.class_counts for row in rows])  # (N, classes)
     num_clients, num_classes = counts.shape
-    figure = Figure(
-        figsize=(max(4.0, 1.6 + 0.42 * num_clients), min(12.0, max(3.2, 1.4 + 0.16 * num_classes))),
-        layout="constrained",
-    )
-    axes = figure.add_subplot()
-    clients, classes = np.nonzero(counts)
-    present = counts[clients, classes]
-    # Many classes leave little room per row, so the largest circle shrinks with them.
-    area = LARGEST_CIRCLE * min(1.0, 25 / num_classes + 0.25)
-    axes.scatter(clients, classes, s=area * present / present.max(), alpha=0.75, linewidths=0)
-    axes.set_xticks(range(num_clients), [row.name for row in rows])
-    axes.tick_params(axis="x", rotation=90 if max(len(row.name) for row in rows) > 3 else 0)
-    if num_classes <= 60:
-        axes.set_yticks(range(num_classes), data.images.class_names, fontsize=8)
-    else:
-        axes.set_ylabel("class")
-    axes.set_xlabel("client")
-    axes.set_xlim(-0.7, num_clients - 0.3)
-    axes.set_ylim(-1.2, num_classes + 0.2)
-    axes.grid(alpha=0.25, linewidth=0.5)
-    axes.set_axisbelow(True)
-    total = int(counts.sum())
-    title = f"{data.images.name}: {total:,} images, largest circle {present.max():,}"
-    axes.set_title(title, fontsize=10)
-    _write(path, figure)
+    size = (max(6.0, 1.6 + 0.42 * num_clients), min(12.0, max(3.2, 1.6 + 0.16 * num_classes)))
+    client_names, class_names = labels([row.name for row in rows]), labels(data.images.class_names)
+    with fonts_for([*client_names, *class_names, data.images.name]):
+        figure = Figure(figsize=size, dpi=130, layout="constrained")
+        axes = figure.add_subplot()
+        clients, classes = np.nonzero(counts)
+        present = counts[clients, classes]
+        # Many classes leave little room per row, so the largest circle shrinks with them.
+        area = LARGEST_CIRCLE * min(1.0, 25 / num_classes + 0.25)
+        axes.scatter(clients, classes, s=area * present / present.max(), alpha=0.75, linewidths=0)
+        axes.set_xticks(range(num_clients), client_names)
+        axes.tick_params(axis="x", rotation=90 if _crowded(client_names, size[0]) else 0)
+        if num_classes <= 60:
+            axes.set_yticks(range(num_classes), class_names, fontsize=8)
+        else:
+            axes.set_ylabel("class")
+        axes.set_xlabel("client")
+        axes.set_xlim(-0.7, num_clients - 0.3)
+        axes.set_ylim(-1.2, num_classes + 0.2)
+        axes.grid(alpha=0.25, linewidth=0.5)
+        axes.set_axisbelow(True)
+        total = count(int(counts.sum()), "image")
+        called = data.images.name if can_be_drawn(data.images.name) else "data"
+        set_title(figure, f"{called}: {total}, largest circle {present.max():,}")
+        save_png(figure, path)
 
 
-def _write(path: Path, figure: Figure) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            figure.savefig(file, format="png", dpi=130)
-        temporary.replace(path)
-    except OSError as fault:
-        if temporary.exists():
-            temporary.unlink()
-        raise InputError(f"cannot write {path}: {fault.strerror}") from fault
+def undrawable(data: FederatedData) -> list[str]:
+    """Notes about names for which the machine has no font and which the picture numbers."""
+    names = [*(client.name for client in data.clients), *data.images.class_names]
+    missing = [name for name in names if not can_be_drawn(name)]
+    if not missing:
+        return []
+    return [
+        f"no font of this machine has all letters of {some(missing)}: the picture numbers them "
+        "from #0; a font such as Noto Sans would help"
+    ]
 
 
-def partition_record(data: FederatedData) -> str:
-    """The division among clients as JSON text, to be saved with a run's results."""
-    record = {
-        "data": data.images.name,
-        "num_images": len(data.images.labels),
-        "clients": [
-            {
-                "name": client.name,
-                "train": client.train.tolist(),
-                "validation": client.validation.tolist(),
-                "test": client.test.tolist(),
-            }
-            for client in data.clients
-        ],
-    }
-    return json.dumps(record, separators=(",", ":")) + "\n"
+def _crowded(names: Sequence[str], width: float) -> bool:
+    """Whether names beside each other would run into each other."""
+    return max(map(len, names)) * 0.1 > 0.75 * width / len(names)

@@ -5,10 +5,11 @@ from numpy.typing import NDArray
 
 from pfedseq.data import digits, partition
 from pfedseq.data.config import DataConfig
-from pfedseq.data.dataset import ClientData, FederatedData, ImageSet
+from pfedseq.data.dataset import ClientData, FederatedData, ImageSet, all_images
 from pfedseq.data.image_store import Report, silent
 from pfedseq.data.preparing import prepared_images
 from pfedseq.errors import InputError
+from pfedseq.words import some
 
 
 def load_data(config: DataConfig, seed: int, report: Report = silent) -> FederatedData:
@@ -47,6 +48,24 @@ def deal(images: ImageSet, config: DataConfig, seed: int) -> tuple[ClientData, .
         validation_fraction=config.validation_fraction,
     )
     return tuple(clients)
+
+
+def remarks(data: FederatedData) -> tuple[str, ...]:
+    """What is strange about a division, for the user."""
+    labels = data.images.labels
+    lonely = [c.name for c in data.clients if len(np.unique(labels[all_images(c)])) == 1]
+    missing = [
+        name for number, name in enumerate(data.images.class_names) if not (labels == number).any()
+    ]
+    said = []
+    if missing:
+        which = "class" if len(missing) == 1 else "classes"
+        said.append(f"there are no images of the {which} {some(missing)}")
+    if lonely:
+        which = "client" if len(lonely) == 1 else "clients"
+        has = "has" if len(lonely) == 1 else "have"
+        said.append(f"the {which} {some(lonely)} {has} images of one class only")
+    return tuple(said)
 
 
 def _partition_seed(config: DataConfig, seed: int) -> int:

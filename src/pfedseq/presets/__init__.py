@@ -30,6 +30,11 @@ def find_config(name_or_path: Path | str) -> Path:
     raise InputError(f"there is no config file and no preset {name!r}; {hint}")
 
 
+def is_preset(path: Path) -> bool:
+    """Whether a config file is one of the package's own."""
+    return path.is_relative_to(_FOLDER)
+
+
 def preset_summary(name: str) -> str:
     """The first sentence of a preset's own description."""
     opening: list[str] = []

@@ -1,42 +1,88 @@
-"""Pictures of a run, drawn from its folder."""
+"""Pictures of a run, or of a comparison of runs, drawn from their folders."""
 
 from __future__ import annotations
 
-import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import ColorType
 
-from pfedseq.files import write_atomically
+from pfedseq.drawing import save_png, set_title
 from pfedseq.methods import METHODS
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.records import evaluated
+from pfedseq.runs.records import Scores, evaluated
+
+Measured = list[tuple[int, Scores]]
+"""The rounds after which the clients were evaluated, and how they did."""
 
 
 def draw_curves(folder: RunFolder) -> None:
     """Test accuracy by round: the mean over clients solid, the worst client dotted."""
+    figure, axes = _axes()
+    for name, records in folder.by_method().items():
+        measured = evaluated(records)
+        colour = _draw_mean(axes, name, [measured])
+        rounds = [t for t, _ in measured]
+        worst = [100 * scores.worst_client for _, scores in measured]
+        axes.plot(rounds, worst, color=colour, linestyle=":", linewidth=1)
+    set_title(figure, "Learning curves: mean over clients (solid), worst client (dotted)")
+    _save(figure, folder.curves)
+
+
+def draw_comparison(runs: Mapping[str, Sequence[RunFolder]], path: Path) -> None:
+    """Test accuracy by round of several methods; with several seeds their mean and range."""
+    figure, axes = _axes()
+    num_seeds = 0
+    for name, folders in runs.items():
+        measured = [evaluated(folder.by_method()[name]) for folder in folders]
+        num_seeds = len(measured)
+        colour = _draw_mean(axes, name, measured)
+        rounds, columns = _by_round(measured)
+        if num_seeds > 1:
+            low, high = [min(c) for c in columns], [max(c) for c in columns]
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+    over = f", mean and range of {num_seeds} seeds" if num_seeds > 1 else ""
+    set_title(figure, f"Learning curves: mean over clients{over}")
+    _save(figure, path)
+
+
+def _axes() -> tuple[Figure, Axes]:
     figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for name, rounds_of_method in folder.by_method().items():
-        rows = evaluated(rounds_of_method)
-        rounds = [t for t, _ in rows]
-        mean = [100 * scores.client_mean for _, scores in rows]
-        (line,) = axes.plot(
-            rounds,
-            mean,
-            label=f"{METHODS[name].title}  {mean[-1]:.1f} %",
-            linewidth=2.2 if name == "pfedseq" else 1.5,
-            zorder=3 if name == "pfedseq" else 2,
-            marker="o" if len(rows) == 1 else None,
-        )
-        worst = [100 * scores.worst_client for _, scores in rows]
-        axes.plot(rounds, worst, color=line.get_color(), linestyle=":", linewidth=1)
     axes.set_xlabel("communication round")
     axes.set_ylabel("test accuracy (%)")
-    axes.set_title("Learning curves: mean over clients (solid), worst client (dotted)", fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _draw_mean(axes: Axes, name: str, seeds: Sequence[Measured]) -> ColorType:
+    """One method's curve with a marker at every round that was measured; returns its colour."""
+    rounds, columns = _by_round(seeds)
+    mean = [fmean(column) for column in columns]
+    (line,) = axes.plot(
+        rounds,
+        mean,
+        label=f"{METHODS[name].title}  {mean[-1]:.1f} %",
+        linewidth=2.2 if name == "pfedseq" else 1.5,
+        zorder=3 if name == "pfedseq" else 2,
+        marker="o",
+        markersize=3.5 if len(rounds) > 1 else 6,
+    )
+    return line.get_color()
+
+
+def _by_round(seeds: Sequence[Measured]) -> tuple[list[int], list[list[float]]]:
+    """The rounds that were measured under every seed, and each seed's accuracy there in %."""
+    scores = [{t: 100 * s.client_mean for t, s in measured} for measured in seeds]
+    rounds = sorted(set.intersection(*(set(of_seed) for of_seed in scores)))
+    return rounds, [[of_seed[t] for of_seed in scores] for t in rounds]
+
+
+def _save(figure: Figure, path: Path) -> None:
     figure.legend(title="mean, last round", frameon=False, loc="outside right upper")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    write_atomically(folder.curves, buffer.getvalue())
+    save_png(figure, path)

@@ -1,8 +1,11 @@
-"""What a person sees while something runs: bars that are silent where nobody watches."""
+"""What a person sees while something runs: bars on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -11,11 +14,13 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from pfedseq.methods import METHODS
 from pfedseq.report.console import console
@@ -25,32 +30,141 @@ if TYPE_CHECKING:
     from pfedseq.runs.run import Listener
     from pfedseq.runs.sweep import Entry
 
+SECONDS_BETWEEN_LINES = 10.0
+clock = time.monotonic
+
+
+class Pace:
+    """How far one method is, how long it took, and how long it will take.
+
+    What an earlier session did counts as done and as elapsed, but the time left is estimated from
+    this session's rounds alone.
+    """
+
+    def __init__(self, rounds: int, earlier: Sequence[RoundRecord] = ()) -> None:
+        self.rounds, self._earlier = rounds, earlier
+        self.done = earlier[-1].round if earlier else 0
+        self.accuracy: float | None = None
+        for record in earlier:
+            self._see(record)
+        self._earlier_seconds = sum(record.cost.round_seconds for record in earlier)
+        self._started: float | None = None
+        self._ended: float | None = None
+        self._done_before: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether no round is left."""
+        return self.done >= self.rounds
+
+    def start(self) -> None:
+        """From now on the clock runs."""
+        self._started = clock()
+
+    def advance(self, record: RoundRecord) -> None:
+        """One more round is done; the first tells where this session went on."""
+        if self._done_before is None:
+            self._done_before = record.round - 1
+            kept = (r.cost.round_seconds for r in self._earlier if r.round < record.round)
+            self._earlier_seconds = sum(kept)
+        self.done = record.round
+        self._see(record)
+        if self.finished:
+            self._ended = clock()
+
+    def _see(self, record: RoundRecord) -> None:
+        if record.scores is not None:
+            self.accuracy = record.scores.client_mean
+
+    def elapsed(self) -> float:
+        """Seconds, those of earlier sessions included."""
+        return self._earlier_seconds + self._session()
+
+    def left(self) -> float | None:
+        """Seconds, or None before the first round of this session is done."""
+        if self.finished:
+            return 0.0
+        if self._done_before is None:
+            return None
+        # Only what is between rounds counts, so that the estimate does not rise during a round.
+        return self._session() / (self.done - self._done_before) * (self.rounds - self.done)
+
+    def _session(self) -> float:
+        if self._started is None:
+            return 0.0
+        return (clock() if self._ended is None else self._ended) - self._started
+
+    def times(self) -> str:
+        """'elapsed 1:02, left 3:10'."""
+        left = self.left()
+        return f"elapsed {minutes(self.elapsed())}, left {'–' if left is None else minutes(left)}"
+
+    def score(self) -> str:
+        """'accuracy 61.2 %', or nothing before the first evaluation."""
+        return "" if self.accuracy is None else f"accuracy {100 * self.accuracy:.1f} %"
+
+
+def minutes(seconds: float) -> str:
+    """'0:07', '12:30', '1:02:03'."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+class _PaceColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        pace: Pace = task.fields["pace"]
+        return Text(f"{pace.score():>16}  {pace.times()}")
+
+
+class _Lines:
+    """A line on stderr when ten seconds have passed, for logs."""
+
+    def __init__(self) -> None:
+        self._last = clock()
+
+    def say(self, line: str, *, always: bool = False) -> None:
+        now = clock()
+        if always or now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
+            print(line, file=sys.stderr, flush=True)
+
 
 class ProgressDisplay:
-    """One bar per method with its accuracy and the time left; silent where nobody watches."""
+    """One bar per method with its accuracy, the time it took and the time left.
 
-    def __init__(self, methods: Sequence[str], rounds: int) -> None:
+    Without a terminal: a line after the first and the last round, and every ten seconds between.
+    `earlier` holds what a run that is continued has done already.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[str],
+        rounds: int,
+        earlier: Mapping[str, Sequence[RoundRecord]] | None = None,
+    ) -> None:
+        self._paces = {name: Pace(rounds, (earlier or {}).get(name, ())) for name in methods}
+        self._lines = _Lines()
         self._bars: dict[str, TaskID] = {}
         self._progress = Progress(
             TextColumn("{task.description:<10}"),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]:>18}"),
-            TextColumn("elapsed"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            _PaceColumn(),
             console=console,
             disable=not console.is_terminal,
         )
-        for name in methods:
+        for name, pace in self._paces.items():
             self._bars[name] = self._progress.add_task(
-                METHODS[name].title, total=rounds, accuracy="", start=False
+                METHODS[name].title, total=rounds, completed=pace.done, pace=pace
             )
 
     def __enter__(self) -> ProgressDisplay:
         self._progress.start()
-        self._progress.start_task(next(iter(self._bars.values())))
+        for name, pace in self._paces.items():
+            if pace.finished and not console.is_terminal:
+                self._lines.say(f"{_line(name, pace)}: finished earlier", always=True)
+        self._start_next()
         return self
 
     def __exit__(
@@ -63,22 +177,32 @@ class ProgressDisplay:
 
     def advance(self, record: RoundRecord) -> None:
         """Show one finished round."""
-        bar = self._bars[record.method]
-        self._progress.update(bar, completed=record.round)
-        if record.scores is not None:
-            accuracy = f"accuracy {100 * record.scores.client_mean:5.1f} %"
-            self._progress.update(bar, accuracy=accuracy)
-        if self._progress.tasks[bar].finished:
-            waiting = [b for b in self._bars.values() if not self._progress.tasks[b].started]
-            if waiting:
-                self._progress.start_task(waiting[0])
+        pace = self._paces[record.method]
+        first = pace.left() is None
+        pace.advance(record)
+        self._progress.update(self._bars[record.method], completed=record.round)
+        if not console.is_terminal:
+            self._lines.say(_line(record.method, pace), always=first or pace.finished)
+        if pace.finished:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        for pace in self._paces.values():
+            if not pace.finished:
+                pace.start()
+                return
+
+
+def _line(name: str, pace: Pace) -> str:
+    parts = [f"{METHODS[name].title} round {pace.done}/{pace.rounds}", pace.score(), pace.times()]
+    return ", ".join(part for part in parts if part)
 
 
 class SequenceDisplay:
-    """One bar for each run of a sweep, as they come; silent where nobody watches."""
+    """The display of each run of a sweep in the folder `out`, as they come."""
 
-    def __init__(self, num_runs: int) -> None:
-        self._num_runs, self._started = num_runs, 0
+    def __init__(self, num_runs: int, out: Path) -> None:
+        self._num_runs, self._out, self._started = num_runs, out, 0
         self._display: ProgressDisplay | None = None
 
     def __enter__(self) -> SequenceDisplay:
@@ -99,11 +223,13 @@ class SequenceDisplay:
             self._display.__exit__(None, None, None)
         self._started += 1
         run = entry.config.run
+        heading = f"run {self._started} of at most {self._num_runs}: {entry.label}"
         if console.is_terminal:
-            console.print(
-                f"[dim]run {self._started} of at most {self._num_runs}: {escape(entry.label)}[/dim]"
-            )
-        self._display = ProgressDisplay(run.methods, run.rounds).__enter__()
+            console.print(f"[dim]{escape(heading)}[/dim]")
+        else:
+            print(heading, file=sys.stderr, flush=True)
+        earlier = entry.folder(self._out).by_method()
+        self._display = ProgressDisplay(run.methods, run.rounds, earlier).__enter__()
         return self._display.advance
 
 
@@ -112,6 +238,7 @@ class StepDisplay:
 
     def __init__(self) -> None:
         self._steps: dict[str, TaskID] = {}
+        self._lines = _Lines()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
@@ -139,3 +266,5 @@ class StepDisplay:
         if step not in self._steps:
             self._steps[step] = self._progress.add_task(step, total=total)
         self._progress.update(self._steps[step], completed=done, total=total)
+        if not console.is_terminal and total > 1:
+            self._lines.say(f"{step}: {done:,} of {total:,}")

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from pfedseq.learners.variants import VARIANTS
 from pfedseq.methods import METHODS
 from pfedseq.presets import preset_names, preset_summary
 from pfedseq.report.console import console
+from pfedseq.words import count, size
 
 if TYPE_CHECKING:
     from pfedseq.data.distribution import ClientRow
@@ -21,60 +23,77 @@ if TYPE_CHECKING:
     from pfedseq.report.comparison import ComparisonRow, MeanStd
     from pfedseq.runs.records import RunSummary
 
-MOST_CLASS_COLUMNS = 10
-"""With more classes than this, a table of clients lists only the most frequent."""
+MOST_CLIENT_ROWS, MOST_METHOD_COLUMNS = 25, 6
+"""How much of clients × methods is printed; summary.json has all of it."""
 
 
 def print_prepared(prepared: Prepared) -> None:
     """What a store holds and where it is."""
-    owners = f", {len(prepared.owner_names)} owners" if prepared.owner_names else ""
-    console.print(
-        f"{prepared.num_images:,} images, {len(prepared.class_names)} classes{owners}, "
-        f"{_bytes(prepared.num_bytes)} in {escape(str(prepared.folder))}",
-        soft_wrap=True,
-    )
-    for note in prepared.notes:
+    parts = [count(prepared.num_images, "image"), count(len(prepared.class_names), "class")]
+    if prepared.owner_names:
+        parts.append(count(len(prepared.owner_names), "owner"))
+    parts.append(f"{size(prepared.num_bytes)} in {escape(str(prepared.folder))}")
+    console.print(", ".join(parts), soft_wrap=True)
+    print_notes(prepared.notes)
+
+
+def print_notes(notes: Sequence[str]) -> None:
+    """What the user should know, a line each."""
+    for note in notes:
         console.print(f"Note: {escape(note)}", soft_wrap=True)
 
 
 def print_clients(rows: Sequence[ClientRow], class_names: Sequence[str], picture: Path) -> None:
     """Clients × classes: all counts where they fit, else each client's most frequent classes."""
-    table = Table(title="Images of each client", title_justify="left", box=SIMPLE, padding=0)
-    table.add_column("client")
+    table = _clients_table(rows, class_names, every_class=True)
+    if Measurement.get(console, console.options, table).maximum > console.width:
+        table = _clients_table(rows, class_names, every_class=False)
+    _print(table, "Images of each client")
+    console.print(f"Picture: {escape(str(picture))}", soft_wrap=True)
+
+
+def _clients_table(
+    rows: Sequence[ClientRow], class_names: Sequence[str], *, every_class: bool
+) -> Table:
+    table = _table()
+    table.add_column("client", overflow="fold")
     table.add_column("train\n/val/test", justify="right", no_wrap=True)
-    table.add_column("classes", justify="right")
-    few = len(class_names) <= MOST_CLASS_COLUMNS
-    for name in class_names if few else ():
-        table.add_column(escape(name), justify="right")
-    if not few:
-        table.add_column("most frequent classes")
+    table.add_column("classes", justify="right", no_wrap=True)
+    for name in class_names if every_class else ():
+        table.add_column(escape(name), justify="right", no_wrap=True)
+    if not every_class:
+        table.add_column("most frequent classes", overflow="fold")
     for row in rows:
-        counts = [int(count) for count in row.class_counts]
+        counts = [int(number) for number in row.class_counts]
         frequent = sorted(range(len(counts)), key=lambda c: -counts[c])[:3]
-        shown = [str(count or "·") for count in counts]
+        shown = [str(number or "·") for number in counts]
         listed = ", ".join(f"{class_names[c]} {counts[c]}" for c in frequent if counts[c])
         table.add_row(
-            row.name,
+            escape(row.name),
             f"{row.train}/{row.validation}/{row.test}",
             str(row.num_classes),
-            *(shown if few else [escape(listed)]),
+            *(shown if every_class else [escape(listed)]),
         )
+    return table
+
+
+def _table() -> Table:
+    return Table(box=SIMPLE, padding=0, collapse_padding=True)
+
+
+def _print(table: Table, title: str, caption: str = "") -> None:
+    """A table under its title; a table's own title would be wrapped to the table's width."""
+    console.print(f"[italic]{title}[/italic]")
     console.print(table)
-    console.print(f"Picture: {escape(str(picture))}", soft_wrap=True)
+    if caption:
+        console.print(f"[dim italic]{caption}[/dim italic]")
 
 
 def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder: Path) -> None:
     """Accuracies as mean ± std over seeds, differences by client, cost and traffic."""
     reference = METHODS[rows[0].method].title
-    table = Table(
-        title=f"Test accuracy in % at the last round, seeds {', '.join(map(str, seeds))}",
-        caption=f"difference: per client and seed, against {reference}; cost: seconds a round "
-        "relative to Local; bytes: per round, all clients",
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE,
-        padding=0,
-    )
+    several = len(seeds) > 1
+    table = _table()
     table.add_column("method")
     for heading in ("client\nmean", "worst\nclient", "difference", "better\n/worse"):
         table.add_column(heading, justify="right")
@@ -84,60 +103,103 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
     for row in rows:
         table.add_row(
             METHODS[row.method].title,
-            _percent(row.client_mean),
-            _percent(row.worst_client),
-            f"{100 * row.difference.mean:+.2f}±{100 * row.difference.std:.2f}",
+            _percent(row.client_mean, several),
+            _percent(row.worst_client, several),
+            _percent(row.difference, several, sign="+"),
             f"{row.wins}/{row.losses}",
             "–" if row.cost_ratio is None else f"{row.cost_ratio:.2f}",
-            _bytes(round(row.bytes_up_per_round)),
-            _bytes(round(row.bytes_down_per_round)),
+            size(round(row.bytes_up_per_round)),
+            size(round(row.bytes_down_per_round)),
             style="bold" if row.client_mean.mean == best else None,
         )
-    console.print(table)
-    console.print(f"Results: {escape(str(folder / 'comparison.json'))}", soft_wrap=True)
+    _print(
+        table,
+        f"Test accuracy in % at the last round, seed{'s' * several} {', '.join(map(str, seeds))}",
+        f"difference: per client{' and seed' * several}, against {reference}; cost: seconds a "
+        "round relative to Local; bytes: per round, all clients",
+    )
+    _print_files(
+        folder,
+        {
+            "comparison.json": "this table and more",
+            "curves.png": "learning curves of all methods",
+            "METHOD/seed_N": "the run of each method and seed",
+        },
+    )
 
 
-def _percent(value: MeanStd) -> str:
-    return f"{100 * value.mean:.2f}±{100 * value.std:.2f}"
+def _percent(value: MeanStd, several: bool, sign: str = "") -> str:
+    """Mean ± standard deviation; a single seed has no deviation."""
+    mean = f"{100 * value.mean:{sign}.2f}"
+    return f"{mean}±{100 * value.std:.2f}" if several else mean
+
+
+def _print_files(folder: Path, files: dict[str, str]) -> None:
+    console.print("Results:")
+    for name, what in files.items():
+        console.print(f"  {escape(str(folder / name))}  [dim]{what}[/dim]", soft_wrap=True)
 
 
 def print_results(summary: RunSummary, folder: Path) -> None:
-    """The table of a run, then the paths of everything it left behind."""
-    table = Table(
-        title="Test accuracy in %, last round; traffic and time, all rounds",
-        title_justify="left",
-        box=SIMPLE,
-        padding=0,
-    )
-    table.add_column("method")
+    """The tables of a run, then the paths of everything it left behind."""
+    table = _table()
+    table.add_column("method", no_wrap=True)
     for heading in ("client\nmean", "worst\nclient", "sample-\nweighted"):
         table.add_column(heading, justify="right")
     for heading in ("bytes\nup", "bytes\ndown", "seconds,\nclients", "seconds,\nserver"):
         table.add_column(heading, justify="right")
     best = max(row.client_mean for row in summary.methods.values())
     for name, row in summary.methods.items():
-        style = "bold" if row.client_mean == best else None
         table.add_row(
             METHODS[name].title,
             f"{100 * row.client_mean:.2f}",
             f"{100 * row.worst_client:.2f}",
             f"{100 * row.sample_weighted:.2f}",
-            _bytes(row.cost.bytes_up),
-            _bytes(row.cost.bytes_down),
+            size(row.cost.bytes_up),
+            size(row.cost.bytes_down),
             f"{row.cost.client_seconds:.1f}",
             f"{row.cost.server_seconds:.1f}",
-            style=style,
+            style="bold" if row.client_mean == best else None,
         )
-    console.print(table)
-    console.print("Results:")
-    for name, what in (
-        ("summary.json", "this table and more"),
-        ("metrics.jsonl", "every round, every client"),
-        ("curves.png", "learning curves"),
-        ("adapters", "each client's PEFT adapter and head"),
-        ("config.toml", "the run, every option written out"),
-    ):
-        console.print(f"  {escape(str(folder / name))}  [dim]{what}[/dim]", soft_wrap=True)
+    _print(table, "Test accuracy in %, last round; traffic and time, all rounds")
+    print_each_client(summary)
+    _print_files(
+        folder,
+        {
+            "summary.json": "these tables and more",
+            "metrics.jsonl": "every round, every client",
+            "curves.png": "learning curves",
+            "clients.png": "who holds what",
+            "adapters": "each client's PEFT adapter and head",
+            "config.toml": "the run, every option written out",
+        },
+    )
+
+
+def print_each_client(summary: RunSummary) -> None:
+    """Every client's accuracy with every method, as far as a terminal has room."""
+    methods = dict(list(summary.methods.items())[:MOST_METHOD_COLUMNS])
+    columns = [row.test_accuracy for row in methods.values()]
+    names = summary.clients or tuple(map(str, range(len(columns[0]))))
+    places = list(range(len(names)))
+    caption = []
+    if len(places) > MOST_CLIENT_ROWS:
+        places = sorted(places, key=lambda place: columns[0][place])[:MOST_CLIENT_ROWS]
+        title = METHODS[next(iter(methods))].title
+        caption.append(f"the {MOST_CLIENT_ROWS} worst of {len(names)} clients with {title}")
+    if len(methods) < len(summary.methods):
+        caption.append(f"the first {len(methods)} methods")
+    table = _table()
+    table.add_column("client", overflow="fold")
+    for name in methods:
+        table.add_column(METHODS[name].title, justify="right", no_wrap=True)
+    for place in places:
+        table.add_row(escape(names[place]), *(f"{100 * column[place]:.2f}" for column in columns))
+    _print(
+        table,
+        "Test accuracy in % of each client, last round",
+        f"{'; '.join(caption)}; all are in summary.json" if caption else "",
+    )
 
 
 def print_methods(verbose: bool) -> None:
@@ -190,12 +252,3 @@ def print_presets() -> None:
     for name in preset_names():
         table.add_row(name, escape(preset_summary(name)))
     console.print(table)
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

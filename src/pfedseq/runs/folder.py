@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from pfedseq.data.record import DataRecord, difference
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
 from pfedseq.runs.records import RoundRecord, RunSummary, summarise_run
 
 
+def client_folders(names: Sequence[str]) -> list[str]:
+    """A folder name for every client: its own name where that can name a folder.
+
+    Clients that are only numbered become `client_NN`. No two are alike, even where the file system
+    does not tell capital letters from small ones.
+    """
+    folders: list[str] = []
+    for name in names:
+        plain = re.sub(r"[^\w.()+ -]", "_", name).strip(" .")
+        folder = f"client_{plain}" if plain.isdigit() or not plain else plain
+        taken = {other.casefold() for other in folders}
+        number = 2
+        while folder.casefold() in taken:
+            folder, number = f"{plain}_{number}", number + 1
+        folders.append(folder)
+    return folders
+
+
 class RunFolder:
-    """A config, its partition, metrics, summary, curves, adapters and checkpoints."""
+    """A config, its data and clients, metrics, summary, pictures, adapters and checkpoints."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -22,6 +43,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.summary = path / "summary.json"
         self.curves = path / "curves.png"
+        self.clients_picture = path / "clients.png"
 
     @classmethod
     def create(cls, path: Path, config_text: str) -> RunFolder:
@@ -48,9 +70,33 @@ class RunFolder:
         """Where a method's memory is kept between rounds."""
         return self.path / "checkpoints" / f"{method}.safetensors"
 
-    def adapter(self, method: str, client: int) -> Path:
-        """The PEFT folder of one client's personal model."""
-        return self.path / "adapters" / method / f"client_{client:02d}"
+    def adapter(self, method: str, client: str) -> Path:
+        """The PEFT folder of one client's personal model; `client` is one of `client_folders`."""
+        return self.path / "adapters" / method / client
+
+    def keep_data(self, record: DataRecord) -> None:
+        """Write down which data the run is made on, or refuse to go on with other data."""
+        if (then := self.read_data()) is None:
+            write_atomically(self.partition, _json(record))
+        elif changed := difference(then, record):
+            raise InputError(
+                f"the data are not those that {self.path} was begun with ({changed}): bring back "
+                "the former data, or start a new run in another folder"
+            )
+
+    def read_data(self) -> DataRecord | None:
+        """Which data the run was made on, or None before it has begun."""
+        if not self.partition.exists():
+            return None
+        try:
+            record: DataRecord = json.loads(self.partition.read_text(encoding="utf-8"))
+            _ = record["num_images"], [client["name"] for client in record["clients"]]
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise InputError(
+                f"{self.partition} is not readable ({problem}): without it nobody can tell whether "
+                "the data are still the same; start a new run in another folder"
+            ) from None
+        return record
 
     def append(self, record: RoundRecord) -> None:
         """Add one line to metrics.jsonl."""
@@ -89,8 +135,12 @@ class RunFolder:
 
     def write_summary(self) -> RunSummary:
         """summary.json from the metrics."""
-        summary = RunSummary({name: summarise_run(r) for name, r in self.by_method().items()})
-        write_atomically(self.summary, json.dumps(summary.to_json(), indent=2) + "\n")
+        data = self.read_data() or {"clients": []}
+        summary = RunSummary(
+            {name: summarise_run(r) for name, r in self.by_method().items()},
+            tuple(client["name"] for client in data["clients"]),
+        )
+        write_atomically(self.summary, _json(summary.to_json(), indent=2))
         return summary
 
     def read_summary(self) -> RunSummary:
@@ -102,3 +152,9 @@ class RunFolder:
                 f"{self.summary} is not readable ({problem}); delete it and "
                 f"`pfedseq resume {self.path}` writes it anew"
             ) from None
+
+
+def _json(values: Any, indent: int | None = None) -> str:
+    """JSON in which the user's names stay readable; on one line it has no needless spaces."""
+    separators = None if indent else (",", ":")
+    return json.dumps(values, indent=indent, separators=separators, ensure_ascii=False) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +46,8 @@ class Cost:
     client_seconds: float
     server_seconds: float
     evaluate_seconds: float
+    round_seconds: float = 0.0
+    """By the clock on the wall; clients run side by side. 0 in what an older version wrote."""
 
 
 @dataclass(frozen=True)
@@ -119,21 +121,32 @@ class RunSummary:
     """summary.json: the result of every method of a run."""
 
     methods: dict[str, MethodSummary]
+    clients: tuple[str, ...] = ()
+    """The clients' names, in the order of each method's `test_accuracy`."""
 
     def to_json(self) -> dict[str, Any]:
-        """Methods by name."""
-        return {"methods": {name: method.to_json() for name, method in self.methods.items()}}
+        """Methods by name, and the clients' names."""
+        methods = {name: method.to_json() for name, method in self.methods.items()}
+        return {"clients": list(self.clients), "methods": methods}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunSummary:
         """What `to_json` gave; raises KeyError where something is missing."""
         methods = values["methods"]
-        return cls({name: MethodSummary.from_json(method) for name, method in methods.items()})
+        return cls(
+            {name: MethodSummary.from_json(method) for name, method in methods.items()},
+            tuple(values.get("clients", ())),
+        )
 
 
-def summarise_round(method: str, outcome: RoundOutcome) -> RoundRecord:
-    """What a round cost, and, where clients were evaluated, how well each did."""
-    scores = _scores(method, outcome.t, outcome.evaluated) if outcome.evaluated else None
+def summarise_round(
+    method: str, outcome: RoundOutcome, names: Sequence[str] | None = None
+) -> RoundRecord:
+    """What a round cost, and, where clients were evaluated, how well each did.
+
+    `names` are what messages call the clients.
+    """
+    scores = _scores(method, outcome.t, outcome.evaluated, names) if outcome.evaluated else None
     cost = Cost(**{f.name: getattr(outcome, f.name) for f in fields(Cost)})
     return RoundRecord(method, outcome.t, scores, cost)
 
@@ -172,13 +185,19 @@ def evaluated(records: Sequence[RoundRecord]) -> list[tuple[int, Scores]]:
     return [(record.round, record.scores) for record in records if record.scores is not None]
 
 
-def _scores(method: str, t: int, clients: Mapping[int, Mapping[str, float]]) -> Scores:
+def _scores(
+    method: str,
+    t: int,
+    clients: Mapping[int, Mapping[str, float]],
+    names: Sequence[str] | None,
+) -> Scores:
     ids = sorted(clients)
     for i in ids:
         if math.isnan(clients[i]["test_loss"]):
+            called = names[i] if names else i
             raise InputError(
-                f"{method}: client {i}'s test loss is NaN in round {t}: its training diverged; "
-                "lower the learning rate (training.lr)"
+                f"{method}: client {called}'s test loss is NaN in round {t}: its training "
+                "diverged; lower the learning rate (training.lr)"
             )
 
     def column(key: str) -> tuple[float, ...]:
@@ -207,5 +226,9 @@ def _scores(method: str, t: int, clients: Mapping[int, Mapping[str, float]]) -> 
 
 def _read(kind: Callable[..., Record], values: Mapping[str, Any]) -> Record:
     """A dataclass from an object of JSON that may hold other keys too; lists become tuples."""
-    given = {f.name: values[f.name] for f in fields(kind)}  # type: ignore[arg-type]
+    given = {
+        f.name: values[f.name]
+        for f in fields(kind)  # type: ignore[arg-type]
+        if f.name in values or f.default is MISSING
+    }
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})

@@ -6,25 +6,38 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pfedseq.config import Config, dump_config, load_config
-from pfedseq.data.distribution import partition_record
+from pfedseq.data.distribution import draw_distribution
+from pfedseq.data.record import data_record
 from pfedseq.engines.rounds import RoundOutcome, run_rounds
 from pfedseq.errors import InputError
-from pfedseq.files import write_atomically
 from pfedseq.model.export import save_personal_model
 from pfedseq.params import Params
 from pfedseq.runs.checkpoint import load_checkpoint, save_checkpoint
-from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.folder import RunFolder, client_folders
 from pfedseq.runs.records import RoundRecord, RunSummary, summarise_round
 from pfedseq.runs.world import World
 
 Listener = Callable[[RoundRecord], None]
+Tell = Callable[[str], None]
+"""Takes a sentence for the user."""
 
 
-def run(config: Config, out: Path | str, listener: Listener | None = None) -> RunSummary:
+def tell_nobody(sentence: str) -> None:
+    """Drop what nobody wants to read."""
+
+
+def run(
+    config: Config,
+    out: Path | str,
+    listener: Listener | None = None,
+    tell: Tell = tell_nobody,
+) -> RunSummary:
     """Run every method of a config into the new folder `out`."""
     RunFolder.check_vacant(Path(out))
     world = World.build(config)
-    folder = RunFolder.create(Path(out), dump_config(config))
+    for note in world.notes:
+        tell(note)
+    folder = RunFolder.create(Path(out), dump_config(world.written_out(config)))
     return run_methods(world, folder, listener)
 
 
@@ -38,7 +51,9 @@ def resume(out: Path | str, listener: Listener | None = None) -> RunSummary:
 
 def run_methods(world: World, folder: RunFolder, listener: Listener | None) -> RunSummary:
     """Run, or continue from their checkpoints, all methods of a folder's config."""
-    write_atomically(folder.partition, partition_record(world.data))
+    folder.keep_data(data_record(world.data))
+    if not folder.clients_picture.exists():
+        draw_distribution(world.data, folder.clients_picture)
     for name in world.config.run.methods:
         _run_method(world, folder, name, listener)
     return folder.write_summary()
@@ -48,13 +63,14 @@ def _run_method(world: World, folder: RunFolder, name: str, listener: Listener |
     server, clients = world.start(name)
     section = world.config.run
     rounds = section.rounds
+    names = [client.name for client in world.data.clients]
     checkpoint, done = folder.checkpoint(name), 0
     if checkpoint.exists():
         done = load_checkpoint(checkpoint, server, clients.states, world.model.device)
     folder.keep_records(lambda r: r.method != name or r.round <= done)
 
     def after_round(outcome: RoundOutcome) -> None:
-        record = summarise_round(name, outcome)
+        record = summarise_round(name, outcome, names)
         folder.append(record)
         t = outcome.t
         if t % section.checkpoint_every == 0 or t == rounds:
@@ -65,10 +81,11 @@ def _run_method(world: World, folder: RunFolder, name: str, listener: Listener |
     left = range(done + 1, rounds + 1)
     run_rounds(server, clients, left, after_round, section.evaluate_every)
     down = {i: server.payload(i) for i in clients.ids}
+    places = client_folders(names)
     for i, reply in clients.call("export", rounds, down).items():
         phi = Params(reply.tensors["adapter"], reply.tensors["head"])
         save_personal_model(
-            folder.adapter(name, i),
+            folder.adapter(name, places[i]),
             world.model,
             phi,
             world.config.model.backbone,

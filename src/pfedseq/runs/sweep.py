@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from pfedseq.config import Config, dump_config
+from pfedseq.config import Config, dump_config, load_config
+from pfedseq.data.record import DataRecord, data_record, difference
 from pfedseq.errors import InputError
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import RunSummary
-from pfedseq.runs.run import Listener, run_methods
+from pfedseq.runs.run import Listener, Tell, run_methods, tell_nobody
 from pfedseq.runs.world import World
 
 
@@ -36,15 +37,21 @@ def sweep(
     out: Path,
     announce: Callable[[Entry], Listener | None] = lambda _: None,
     finished: Callable[[RunFolder], None] = lambda _: None,
+    tell: Tell = tell_nobody,
 ) -> dict[str, RunSummary]:
     """Run what `out` does not hold yet and return all summaries by label.
 
     May be stopped and called again at any time: a finished run is never repeated, and one that
     was cut off continues from its checkpoints. `announce` is asked before each run for someone to
-    listen to its rounds; `finished` gets its folder. Consecutive entries that differ only in their
-    methods, rounds or local training share one world.
+    listen to its rounds; `finished` gets its folder; `tell` gets what the user should know.
+    Consecutive entries that differ only in their methods, rounds or local training share one
+    world. Runs that were to have the same data and had not are refused.
     """
     _check(entries, out)
+    seen = _DataSeen()
+    for entry in entries:
+        if (record := entry.folder(out).read_data()) is not None:
+            seen.check(entry, record, out)
     world: World | None = None
     for entry in entries:
         folder = entry.folder(out)
@@ -52,8 +59,11 @@ def sweep(
             continue
         if world is None or not world.serves(entry.config):
             world = World.build(entry.config)
+            seen.check(entry, data_record(world.data), out)
+            for note in world.notes:
+                tell(note)
         listener = announce(entry)
-        RunFolder.create(folder.path, dump_config(entry.config))
+        RunFolder.create(folder.path, dump_config(world.written_out(entry.config)))
         run_methods(replace(world, config=entry.config), folder, listener)
         finished(folder)
     return {entry.label: entry.folder(out).read_summary() for entry in entries}
@@ -86,8 +96,45 @@ def _check(entries: Sequence[Entry], out: Path) -> None:
             raise InputError(f"two runs of the sweep are named {entry.label!r}")
         seen.add(entry.label)
         saved = entry.folder(out).config
-        if saved.exists() and saved.read_text(encoding="utf-8") != dump_config(entry.config):
+        if saved.exists() and not _same_options(saved, entry.config):
             raise InputError(
                 f"{saved.parent} was made with other options than these; "
                 "choose another --out, or delete that folder"
             )
+
+
+def _same_options(saved: Path, wanted: Config) -> bool:
+    """Whether a saved config is the wanted one, with the normalisation that the backbone got."""
+    try:
+        used = load_config(saved)
+    except InputError:
+        return False
+    asked = wanted.model
+    filled = asked.model_copy(
+        update={"mean": asked.mean or used.model.mean, "std": asked.std or used.model.std}
+    )
+    return dump_config(used) == dump_config(wanted.model_copy(update={"model": filled}))
+
+
+class _DataSeen:
+    """The data of a sweep's runs: the same images for the same [data], and for the same seed the
+    same division among clients.
+    """
+
+    def __init__(self) -> None:
+        self._images: dict[str, tuple[str, DataRecord]] = {}
+        self._divisions: dict[str, tuple[str, DataRecord]] = {}
+
+    def check(self, entry: Entry, record: DataRecord, out: Path) -> None:
+        """Refuse a run whose data are not those of an earlier one."""
+        data = entry.config.data.model_dump_json()
+        for known, key, division in (
+            (self._images, data, False),
+            (self._divisions, f"{data} {entry.config.run.seed}", True),
+        ):
+            label, then = known.setdefault(key, (entry.label, record))
+            if changed := difference(then, record, division=division):
+                raise InputError(
+                    f"{out / label} was made on other data than {entry.label} has ({changed}): "
+                    "bring back the former data, or choose another --out"
+                )

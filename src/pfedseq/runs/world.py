@@ -11,7 +11,7 @@ import torch
 from pfedseq.config import Config, RunConfig, TrainingConfig
 from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.dataset import FederatedData
-from pfedseq.data.loading import load_data
+from pfedseq.data.loading import load_data, remarks
 from pfedseq.engines.cohort import automatic_cohort
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.wire import WireClients
@@ -20,7 +20,7 @@ from pfedseq.federation import Server, Setup
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryImages
-from pfedseq.model.backbone import load_backbone
+from pfedseq.model.backbone import check_image_size, load_backbone
 from pfedseq.model.task import ImageSite, ImageSource
 from pfedseq.model.token_store import with_tokens
 
@@ -35,13 +35,16 @@ class World:
     data: FederatedData
     model: AdaptedModel
     sites: tuple[ImageSite, ...]
+    notes: tuple[str, ...] = ()
+    """What the user should know of the data and the backbone."""
 
     @classmethod
     def build(cls, config: Config) -> World:
         """Load data and backbone; everything is a function of the config and its seed."""
         device = pick_device(config.engine.device)
-        data = load_data(config.data, config.run.seed)
         section = config.model
+        check_image_size(section.backbone, config.data.image_size)
+        data = load_data(config.data, config.run.seed)
         backbone = load_backbone(
             section.backbone,
             config.data.image_size,
@@ -62,7 +65,8 @@ class World:
             ImageSite(i, model, source, client, config.training.batch_size, config.run.seed)
             for i, client in enumerate(data.clients)
         )
-        world = cls(config, data, model, sites)
+        notes = (*data.images.notes, *remarks(data), *([backbone.note] if backbone.note else []))
+        world = cls(config, data, model, sites, notes)
         if any(find_method(name).needs_auxiliary for name in config.run.methods):
             _ = world.auxiliary  # what is missing is better missed now than after other methods
         return world
@@ -70,6 +74,12 @@ class World:
     def serves(self, config: Config) -> bool:
         """Whether `build` would make of `config` this very world."""
         return _world_of(config) == _world_of(self.config)
+
+    def written_out(self, config: Config) -> Config:
+        """A config of this world with the normalisation that its backbone really gets."""
+        source = self.sites[0].source
+        used = config.model.model_copy(update={"mean": source.mean, "std": source.std})
+        return config.model_copy(update={"model": used})
 
     @cached_property
     def auxiliary(self) -> AuxiliaryImages:

@@ -1,0 +1,66 @@
+"""Which images a run was made on and who held which: kept with its results, and compared later."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedseq.data.dataset import FederatedData
+from pfedseq.words import count
+
+DataRecord = dict[str, Any]
+"""What partition.json holds."""
+
+SPLITS = {"train": "training", "validation": "validation", "test": "test"}
+
+
+def data_record(data: FederatedData) -> DataRecord:
+    """The images by checksum, the classes, and every client's images by index."""
+    images = data.images
+    return {
+        "data": images.name,
+        "num_images": len(images.labels),
+        "images_sha256": images.fingerprint,
+        "labels_sha256": _sha256(images.labels),
+        "class_names": list(images.class_names),
+        "notes": list(images.notes),
+        "clients": [
+            {"name": client.name, **{split: getattr(client, split).tolist() for split in SPLITS}}
+            for client in data.clients
+        ],
+    }
+
+
+def difference(then: DataRecord, now: DataRecord, *, division: bool = True) -> str | None:
+    """What is not as it was, as the end of a sentence; None where the data are the same.
+
+    Without `division` only the images are compared, not who holds which.
+    """
+    if then["num_images"] != now["num_images"]:
+        return f"{count(then['num_images'], 'image')} then, {now['num_images']:,} now"
+    for key, sentence in (
+        ("class_names", "the classes have other names"),
+        ("labels_sha256", "some images have another label"),
+        ("images_sha256", "some images have other pixels"),
+    ):
+        if then.get(key) != now.get(key):
+            return sentence
+    return _other_division(then["clients"], now["clients"]) if division else None
+
+
+def _other_division(then: list[Any], now: list[Any]) -> str | None:
+    names_then, names_now = ([client["name"] for client in clients] for clients in (then, now))
+    for gone in sorted(set(names_then) - set(names_now)):
+        return f"the client {gone} is gone"
+    for new in sorted(set(names_now) - set(names_then)):
+        return f"the client {new} is new"
+    for before, after in zip(then, now, strict=True):
+        for split, called in SPLITS.items():
+            if before[split] != after[split]:
+                return f"the client {before['name']} has other {called} images"
+    return None
+
+
+def _sha256(values: NDArray[np.int64]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values, dtype="<i8").tobytes()).hexdigest()

@@ -1,0 +1,81 @@
+"""What all pictures need: fonts that have the user's letters, and files that are whole."""
+
+import io
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from matplotlib import font_manager, rc_context
+from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
+
+from pfedseq.files import write_atomically
+
+_FIRST_FONT = "DejaVu Sans"
+_BOXES_ONLY = "Last Resort"
+"""matplotlib's own last font, which has a box for everything."""
+_TITLE_INCH_PER_LETTER = 0.075
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a picture, whole or not at all."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    write_atomically(path, buffer.getvalue())
+
+
+def set_title(figure: Figure, text: str) -> None:
+    """A title over the whole figure, in as many lines as its width needs."""
+    letters = int(figure.get_figwidth() / _TITLE_INCH_PER_LETTER)
+    figure.suptitle(textwrap.fill(text, letters), fontsize=10)
+
+
+@contextmanager
+def fonts_for(texts: Iterable[str]) -> Iterator[None]:
+    """Draw with fonts that together have all letters of the texts, as far as there are any."""
+    with rc_context({"font.family": _covering_fonts("".join(texts))}):
+        yield
+
+
+def can_be_drawn(text: str) -> bool:
+    """Whether the fonts of this machine have all letters of a text."""
+    available: frozenset[int] = frozenset().union(
+        *(_letters(name) for name in _covering_fonts(text))
+    )
+    return _codes(text) <= available
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """The names, or `#3` in place of one that no font of this machine can draw."""
+    return [name if can_be_drawn(name) else f"#{place}" for place, name in enumerate(names)]
+
+
+def _covering_fonts(text: str) -> list[str]:
+    missing = _codes(text) - _letters(_FIRST_FONT)
+    chosen = [_FIRST_FONT]
+    for name in _font_files() if missing else ():
+        if missing & _letters(name):
+            chosen.append(name)
+            missing -= _letters(name)
+    return chosen
+
+
+def _codes(text: str) -> set[int]:
+    return {ord(letter) for letter in text if not letter.isspace()}
+
+
+@lru_cache(maxsize=1)
+def _font_files() -> dict[str, str]:
+    fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: (font.name, font.fname))
+    return {font.name: font.fname for font in fonts if not font.name.startswith(_BOXES_ONLY)}
+
+
+@lru_cache(maxsize=64)
+def _letters(name: str) -> frozenset[int]:
+    """The code points that a font has."""
+    try:
+        return frozenset(FT2Font(_font_files()[name]).get_charmap())
+    except (KeyError, OSError, RuntimeError):  # a font file that is gone or broken
+        return frozenset()

@@ -1,0 +1,43 @@
+"""Paths in a config: relative ones count from the config's folder, and are written out whole."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PATH_KEYS = (
+    ("data", "source"),
+    ("data", "store"),
+    ("auxiliary", "source"),
+    ("auxiliary", "store"),
+    ("model", "backbone"),
+)
+_MAY_BE_AN_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
+"""`owner/name` of the hub, `demo`, `random:vit-tiny`."""
+_NEVER_A_PATH = re.compile(r"demo|random:.*")
+
+
+def write_out_paths(values: dict[str, Any], folders: Sequence[Path]) -> None:
+    """Make the relative paths of a config absolute, in place.
+
+    A path is looked for in `folders` in turn. What is in none of them counts from the first,
+    unless it may be the name of something on the hub.
+    """
+    for section, key in PATH_KEYS:
+        table = values.get(section)
+        given = table.get(key) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(given, str | Path) and str(given):
+            table[key] = _written_out(str(given), folders, may_be_an_id=key != "store")
+
+
+def _written_out(given: str, folders: Sequence[Path], *, may_be_an_id: bool) -> str:
+    if may_be_an_id and _NEVER_A_PATH.fullmatch(given):
+        return given
+    if given.startswith("~"):
+        return str(Path(given).expanduser())
+    for folder in folders:
+        if (folder / given).exists():
+            return str((folder / given).resolve())
+    if may_be_an_id and _MAY_BE_AN_ID.fullmatch(given) and not Path(given).is_absolute():
+        return given
+    return str((folders[0] / given).absolute())
