@@ -20,7 +20,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as problem:
-        temporary.unlink(missing_ok=True)
+        if temporary.exists():  # not where its folder is a file
+            temporary.unlink()
         raise InputError(f"cannot write {path}: {problem.strerror}") from None
 
 

@@ -1,11 +1,11 @@
-import json
-
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from pfedseq.data import DataConfig, load_data
-from pfedseq.data.distribution import describe_data, draw_distribution, partition_record
+from pfedseq import drawing
+from pfedseq.data import ClientData, DataConfig, FederatedData, ImageSet, load_data
+from pfedseq.data.distribution import describe_data, draw_distribution, undrawable
 from pfedseq.errors import InputError
 
 
@@ -28,11 +28,11 @@ def test_the_table_counts_every_image_once(skewed):
 def test_the_figure_has_a_circle_where_a_client_has_a_class(skewed, tmp_path, monkeypatch):
     drawn = {}
 
-    def remember(path, figure):
+    def remember(figure, path):
         drawn["offsets"] = figure.axes[0].collections[0].get_offsets()
         drawn["areas"] = figure.axes[0].collections[0].get_sizes()
 
-    monkeypatch.setattr("pfedseq.data.distribution._write", remember)
+    monkeypatch.setattr("pfedseq.data.distribution.save_png", remember)
     draw_distribution(skewed, tmp_path / "figure.png")
     counts = np.stack([row.class_counts for row in describe_data(skewed)])
     places = {(int(x), int(y)) for x, y in drawn["offsets"]}
@@ -52,13 +52,51 @@ def test_the_figure_is_a_png_and_nothing_else_is_left(skewed, tmp_path):
         draw_distribution(skewed, tmp_path / "file/figure.png")
 
 
-def test_the_record_names_every_image(skewed):
-    record = json.loads(partition_record(skewed))
-    assert record["data"] == "digits"
-    for written, client in zip(record["clients"], skewed.clients, strict=True):
-        assert written["train"] == client.train.tolist()
-        assert written["validation"] == client.validation.tolist()
-        assert written["test"] == client.test.tolist()
-    assert partition_record(load_data(DataConfig(partition="pathological", num_clients=5), 2)) == (
-        partition_record(skewed)
+@pytest.mark.parametrize("num_clients", [1, 2, 30])
+def test_nothing_is_drawn_beyond_the_picture(tmp_path, num_clients):
+    """The title of a data set with a long name, few clients and wide labels stays whole."""
+    labels = np.arange(60) % 3
+    images = ImageSet(
+        "photographs of the reading room of the municipal library, second campaign, 2024",
+        np.zeros((60, 3, 8, 8), np.uint8),
+        labels,
+        ("a class with quite a long name of its own", "b", "c"),
     )
+    parts = np.array_split(np.arange(60), num_clients)
+    clients = tuple(
+        ClientData(f"site number {n}", part[2:], part[1:2], part[:1])
+        for n, part in enumerate(parts)
+    )
+    seen = {}
+
+    def measure(figure, path):
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.canvas.draw()
+        texts = [figure._suptitle, *figure.axes[0].get_xticklabels()]
+        texts += figure.axes[0].get_yticklabels()
+        seen["boxes"] = [text.get_window_extent(renderer) for text in texts]
+        seen["size"] = figure.get_size_inches() * figure.dpi
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pfedseq.data.distribution.save_png", measure)
+        draw_distribution(FederatedData(images, clients), tmp_path / "x.png")
+    width, height = seen["size"]
+    for box in seen["boxes"]:
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= width
+        assert box.y1 <= height
+
+
+def test_letters_that_the_first_font_lacks_are_taken_from_another_or_numbered(tmp_path, recwarn):
+    images = ImageSet(
+        "x", np.zeros((8, 3, 8, 8), np.uint8), np.arange(8) % 2, ("𝒜𝒞", "\U0010fffd字")
+    )
+    indices = np.arange(8)
+    clients = (ClientData("Köln", indices[:4], indices[4:6], indices[6:]),)
+    data = FederatedData(images, clients)
+    assert drawing.labels(["𝒜𝒞", "Köln", "\U0010fffd"]) == ["𝒜𝒞", "Köln", "#2"]
+    draw_distribution(data, tmp_path / "x.png")
+    assert not [w for w in recwarn if "missing from" in str(w.message)]
+    (note,) = undrawable(data)
+    assert "no font of this machine has all letters of \U0010fffd字" in note

@@ -20,6 +20,7 @@ COSTS = {
     "client_seconds": 1.0,
     "server_seconds": 0.5,
     "evaluate_seconds": 0.1,
+    "round_seconds": 0.9,
 }
 
 

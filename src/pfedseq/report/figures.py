@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 
-from pfedseq.drawing import save_png, set_title
+from pfedseq.drawing import save_png
 from pfedseq.methods import METHODS
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import Scores, evaluated
@@ -29,7 +29,7 @@ def draw_curves(folder: RunFolder) -> None:
         rounds = [t for t, _ in measured]
         worst = [100 * scores.worst_client for _, scores in measured]
         axes.plot(rounds, worst, color=colour, linestyle=":", linewidth=1)
-    set_title(figure, "Learning curves: mean over clients (solid), worst client (dotted)")
+    axes.set_title("Mean over clients (solid), worst client (dotted)", fontsize=10)
     _save(figure, folder.curves)
 
 
@@ -45,8 +45,8 @@ def draw_comparison(runs: Mapping[str, Sequence[RunFolder]], path: Path) -> None
         if num_seeds > 1:
             low, high = [min(c) for c in columns], [max(c) for c in columns]
             axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-    over = f", mean and range of {num_seeds} seeds" if num_seeds > 1 else ""
-    set_title(figure, f"Learning curves: mean over clients{over}")
+    over = f"; line and area: mean and range of {num_seeds} seeds" if num_seeds > 1 else ""
+    axes.set_title(f"Mean over clients{over}", fontsize=10)
     _save(figure, path)
 
 

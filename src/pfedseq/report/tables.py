@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_CLIENT_ROWS, MOST_METHOD_COLUMNS = 25, 6
 """How much of clients × methods is printed; summary.json has all of it."""
+WIDEST_NAME = 26
+"""Letters of a client's name in a line; what is longer goes on in the next."""
 
 
 def print_prepared(prepared: Prepared) -> None:
@@ -46,7 +48,8 @@ def print_notes(notes: Sequence[str]) -> None:
 def print_clients(rows: Sequence[ClientRow], class_names: Sequence[str], picture: Path) -> None:
     """Clients × classes: all counts where they fit, else each client's most frequent classes."""
     table = _clients_table(rows, class_names, every_class=True)
-    if Measurement.get(console, console.options, table).maximum > console.width:
+    unbounded = console.options.update(width=10**6)
+    if Measurement.get(console, unbounded, table).maximum > console.width:
         table = _clients_table(rows, class_names, every_class=False)
     _print(table, "Images of each client")
     console.print(f"Picture: {escape(str(picture))}", soft_wrap=True)
@@ -56,9 +59,9 @@ def _clients_table(
     rows: Sequence[ClientRow], class_names: Sequence[str], *, every_class: bool
 ) -> Table:
     table = _table()
-    table.add_column("client", overflow="fold")
-    table.add_column("train\n/val/test", justify="right", no_wrap=True)
-    table.add_column("classes", justify="right", no_wrap=True)
+    table.add_column("client", overflow="fold", max_width=WIDEST_NAME)
+    table.add_column("train\n/val/test", justify="right", no_wrap=True, min_width=9)
+    table.add_column("classes", justify="right", no_wrap=True, min_width=7)
     for name in class_names if every_class else ():
         table.add_column(escape(name), justify="right", no_wrap=True)
     if not every_class:
@@ -190,7 +193,7 @@ def print_each_client(summary: RunSummary) -> None:
     if len(methods) < len(summary.methods):
         caption.append(f"the first {len(methods)} methods")
     table = _table()
-    table.add_column("client", overflow="fold")
+    table.add_column("client", overflow="fold", max_width=WIDEST_NAME)
     for name in methods:
         table.add_column(METHODS[name].title, justify="right", no_wrap=True)
     for place in places:

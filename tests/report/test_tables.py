@@ -1,0 +1,100 @@
+"""Tables at the width of an ordinary terminal."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pfedseq.data.distribution import ClientRow
+from pfedseq.data.preparing import Prepared
+from pfedseq.methods import METHODS
+from pfedseq.report import tables
+from pfedseq.report.comparison import ComparisonRow, MeanStd
+from pfedseq.runs.records import BestRound, Cost, MethodSummary, RunSummary
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(tables, "console", Console(file=out, width=80, color_system=None))
+    return out
+
+
+def lines(screen):
+    text = screen.getvalue()
+    assert "…" not in text
+    found = text.splitlines()
+    assert max(map(len, found)) <= 80
+    return found
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 12, 100])
+@pytest.mark.parametrize("long", [False, True])
+def test_clients_by_classes_fit_and_cut_no_word(screen, num_classes, long):
+    names = [f"{'a rather long class' if long else 'c'}{n}" for n in range(num_classes)]
+    counts = np.arange(num_classes) * 3
+    sites = ["Berlin", "a hospital whose name alone would nearly fill the line of a terminal"]
+    rows = [ClientRow(name, 100, 10, 30, counts) for name in sites]
+    tables.print_clients(rows, names, Path("x.png"))
+    text = "\n".join(lines(screen))
+    for word in ("client", "/val/test", "classes", "Berlin", "100/10/30", "Picture: x.png"):
+        assert word in text
+    if num_classes == 2 and not long:
+        assert "c0 c1" in text, "every class has its column where there is room"
+    if num_classes == 100:
+        assert "most frequent classes" in text
+        assert "c99 297" in text.replace("a rather long class", "c")
+
+
+def summary(methods, clients):
+    cost = Cost(123_456_789, 123_456_789, 12_345.6, 1_234.5, 1.0)
+    accuracy = tuple((n * 37 % 101) / 100 for n in range(len(clients)))
+    one = MethodSummary(
+        80, 0.5, 0.5, 0.25, 0.25, accuracy, BestRound(3, 0.6), BestRound(3, 0.6), cost
+    )
+    return RunSummary(dict.fromkeys(methods, one), tuple(clients))
+
+
+def test_every_client_of_a_run_is_listed_by_name(screen):
+    tables.print_results(summary(["pfedseq", "local"], ["Ann", "São Paulo", "北京"]), Path("out"))
+    found = lines(screen)
+    rows = [line.split() for line in found]
+    assert ["Ann", "0.00", "0.00"] in rows
+    assert ["São", "Paulo", "37.00", "37.00"] in rows
+    assert ["北京", "74.00", "74.00"] in rows
+    assert any("out/clients.png" in line for line in found)
+
+
+def test_of_many_clients_the_worst_are_listed_and_of_many_methods_the_first(screen):
+    tables.print_results(summary(list(METHODS), [f"site {n}" for n in range(60)]), Path("out"))
+    found = lines(screen)
+    listed = [line.split()[1] for line in found if line.startswith(" site ")]
+    assert listed == [
+        str(n) for n in sorted(range(60), key=lambda n: n * 37 % 101)[: tables.MOST_CLIENT_ROWS]
+    ]
+    caption = " ".join(" ".join(found).split())
+    assert "the 25 worst of 60 clients with" in caption
+    assert "the first 6 methods; all are in summary.json" in caption
+
+
+def row(method):
+    value = MeanStd(0.6612, 0.1234)
+    return ComparisonRow(method, value, value, value, value, 12, 18, 10.0, 1.25, 123e6, 123e6)
+
+
+@pytest.mark.parametrize(("seeds", "deviation"), [([0], False), ([0, 1, 2], True)])
+def test_a_comparison_of_one_seed_has_no_deviation(screen, seeds, deviation):
+    tables.print_comparison([row(name) for name in METHODS], seeds, Path("out"))
+    found = lines(screen)
+    text = "\n".join(found)
+    assert ("±" in text) == deviation
+    assert "66.12" in text
+    assert ("seeds 0, 1, 2" if deviation else "seed 0") in found[0]
+    assert "out/curves.png" in text
+
+
+def test_one_image_is_one_image(screen):
+    tables.print_prepared(Prepared(Path("s"), 1, ("a",), ("b",), 3_200, ("note [x]",)))
+    assert lines(screen) == ["1 image, 1 class, 1 owner, 3.2 kB in s", "Note: note [x]"]
