@@ -199,7 +199,7 @@ def test_all_unreadable_images_are_named_at_once_or_left_out_and_recorded(tmp_pa
     for place, number in enumerate(kept):
         np.testing.assert_array_equal(images.images[place], decode(("", png(number)), 8).pixels)
     assert images.notes[1] == (
-        "left out 3 images that cannot be read; the store's manifest.json names them"
+        "left out 3 images that cannot be read, listed in the store's manifest.json"
     )
     verify_store(tmp_path / "toy")
     unreadable = json.loads((tmp_path / "toy/manifest.json").read_text())["unreadable"]

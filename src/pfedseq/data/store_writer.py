@@ -108,8 +108,8 @@ def _notes(
     notes = []
     if unreadable:
         notes.append(
-            f"left out {count(len(unreadable), 'image')} that cannot be read; the store's "
-            "manifest.json names them"
+            f"left out {count(len(unreadable), 'image')} that cannot be read, listed in the "
+            "store's manifest.json"
         )
     if deep := sum(result.deep for result in results.values()):
         how = (
