@@ -214,6 +214,23 @@ def test_preparing_says_what_it_met(command, place):
     assert (place / "elsewhere/photos-clients.png").exists()
 
 
+def test_interrupted_preparing_says_what_stays_and_goes_on(command, place, monkeypatch):
+    from pfedseq.data import store_writer
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_writer, "_decode_block", interrupted)
+        code, _, err = command("data", "prepare", place / "config.toml")
+    assert code == 130
+    assert f"what is done stays in {place / 'store/images'} (*.partial)" in err
+    assert [path.suffix for path in (place / "store/images").iterdir() if path.is_dir()] == [
+        ".partial"
+    ]
+    assert command("data", "prepare", place / "config.toml")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -1,9 +1,10 @@
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
-from data_samples import write_images
+from data_samples import png, write_images
 
 from pfedseq.data import DataConfig, load_data, preparing
 from pfedseq.data.location import locate
@@ -55,6 +56,14 @@ def test_a_changed_source_is_read_again_and_a_deleted_one_is_remembered(config, 
     assert len(prepared_images(config).labels) == 59
     with pytest.raises(InputError, match=r"there is no file or folder .*/in: check data\.source"):
         prepared_images(config.model_copy(update={"image_size": 16}))
+
+
+def test_an_image_that_was_edited_in_place_is_read_again(config):
+    before = prepared_images(config)
+    (Path(config.source) / "a/7.png").write_bytes(png(999))
+    after = prepared_images(config)
+    assert after.fingerprint != before.fingerprint
+    assert (after.images != before.images).any(axis=(1, 2, 3)).sum() == 1
 
 
 def test_prepare_reports_what_it_made_and_verifies_what_is_there(config, monkeypatch):

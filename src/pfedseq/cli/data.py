@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
+from pfedseq.cli.options import EXIT_INTERRUPTED
 from pfedseq.errors import InputError
 
 app = typer.Typer(
@@ -54,15 +56,23 @@ def prepare(
 
     - `pfedseq data prepare folder --from photos --set data.layout=owner/class`
     """
-    from pfedseq.data.preparing import prepare_data
+    from pfedseq.data.preparing import prepare_data, store_root
     from pfedseq.report.progress import StepDisplay
     from pfedseq.report.tables import print_prepared
 
     if skip_unreadable:
         overrides = [*(overrides or []), "data.skip_unreadable=true"]
     config = _config(name, source, size, overrides)
-    with StepDisplay() as display:
-        prepared = prepare_data(config.data, display.report, said_with=_said_with(source))
+    try:
+        with StepDisplay() as display:
+            prepared = prepare_data(config.data, display.report, said_with=_said_with(source))
+    except KeyboardInterrupt:
+        print(
+            f"pfedseq: interrupted; what is done stays in {store_root(config.data)} (*.partial), "
+            "and the same command goes on from there",
+            file=sys.stderr,
+        )
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     print_prepared(prepared)
 
 

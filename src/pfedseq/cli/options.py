@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+EXIT_INTERRUPTED = 130
+
 ConfigName = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A preset, e.g. demo, or the path of a TOML file.")
 ]

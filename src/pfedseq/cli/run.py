@@ -10,10 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pfedseq.cli.options import ConfigName, Device, Overrides, Rounds, assignments
+from pfedseq.cli.options import EXIT_INTERRUPTED, ConfigName, Device, Overrides, Rounds, assignments
 from pfedseq.errors import InputError
-
-EXIT_INTERRUPTED = 130
 
 
 def run(

@@ -39,20 +39,21 @@ class Location:
             raise InputError(f"there is no file or folder {self.hub_id}: expected {expected}")
         return self.path
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, *, every_image: bool = False) -> str:
         """Changes when the source does: from names, sizes and times of its files.
 
-        Of image files only the folders' times are looked at, which tell of files that come or go.
+        Of image files only the folders' times are looked at, which tell of files that come or go,
+        unless `every_image` is asked for.
         """
         if self.path is None:
             return f"hub:{self.hub_id}"
         facts = [_facts(self.path, self.path)]
         if self.path.is_dir():
             for place, files in walk(self.path):
-                others = [file for file in files if file.suffix.lower() not in IMAGE_SUFFIXES]
+                seen = [f for f in files if every_image or f.suffix.lower() not in IMAGE_SUFFIXES]
                 if place != self.path:
                     facts.append(_facts(self.path, place))
-                facts += [_facts(self.path, path) for path in others]
+                facts += [_facts(self.path, path) for path in seen]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -59,7 +59,7 @@ def prepare_data(
         )
     location = locate(source, said_with)
     folder = _store_folder(config, location)
-    if _is_current(folder, location):
+    if _is_current(config, folder, location):
         report("verifying the checksum", 0, 1)
         verify_store(folder)
         report("verifying the checksum", 1, 1)
@@ -87,7 +87,7 @@ def prepared_images(config: DataConfig, report: Report = silent) -> ImageSet:
         return open_store(_only_store(config))
     location = _locate_or_remember(config)
     folder = _store_folder(config, location)
-    if not _is_current(folder, location):
+    if not _is_current(config, folder, location):
         if location.path is None:
             raise InputError(
                 f"there is no file or folder {config.source}; if it is a hub data set, "
@@ -103,7 +103,7 @@ def _make(
     opener = DATA_SETS[config.name].open
     assert opener is not None
     report("looking through the source", 0, 1)
-    origin = {"source": str(location), "fingerprint": location.fingerprint()}
+    origin = {"source": str(location), "fingerprint": _fingerprint(config, location)}
     source = opener(config, location)
     if len(source.labels) == 0:
         raise InputError(f"{location} has no images of {config.name} in it")
@@ -135,16 +135,22 @@ def _locate_or_remember(config: DataConfig) -> Location:
     return locate(config.source)
 
 
-def _is_current(folder: Path, location: Location) -> bool:
+def _fingerprint(config: DataConfig, location: Location) -> str:
+    """A user's own images may be edited in place; published ones come and go as a whole."""
+    return location.fingerprint(every_image=config.name == "folder")
+
+
+def _is_current(config: DataConfig, folder: Path, location: Location) -> bool:
     """Whether the store is there and its source has not changed (or is gone)."""
     if not is_finished(folder):
         return False
     if location.path is not None and not location.path.exists():
         return True
-    return bool(read_manifest(folder).get("fingerprint") == location.fingerprint())
+    return bool(read_manifest(folder).get("fingerprint") == _fingerprint(config, location))
 
 
-def _stores(config: DataConfig) -> Path:
+def store_root(config: DataConfig) -> Path:
+    """The folder that all prepared images of a config lie in."""
     return (config.store or default_store()).expanduser() / "images"
 
 
@@ -158,13 +164,13 @@ def _store_folder(config: DataConfig, location: Location) -> Path:
     if config.name in ("folder", "hub"):
         reading.append(f"window {config.window}")
     key = hashlib.sha256(json.dumps([FORMAT, *reading]).encode()).hexdigest()[:10]
-    return _stores(config) / f"{config.name}-{config.image_size}px-{key}"
+    return store_root(config) / f"{config.name}-{config.image_size}px-{key}"
 
 
 def _only_store(config: DataConfig) -> Path:
     """The one store of this data set and size, when the config does not name a source."""
     pattern = f"{config.name}-{config.image_size}px-*/manifest.json"
-    found = [manifest.parent for manifest in sorted(_stores(config).glob(pattern))]
+    found = [manifest.parent for manifest in sorted(store_root(config).glob(pattern))]
     if not found:
         raise InputError(_ask_to_prepare(config))
     if len(found) > 1:
@@ -178,7 +184,7 @@ def _only_store(config: DataConfig) -> Path:
 
 def _ask_to_prepare(config: DataConfig) -> str:
     return (
-        f"{config.name} is not prepared at {config.image_size} px in {_stores(config)}: run "
+        f"{config.name} is not prepared at {config.image_size} px in {store_root(config)}: run "
         f"{_prepare_command(config)}"
     )
 
