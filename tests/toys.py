@@ -5,15 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pfedseq.engines.local import LocalClients
-from pfedseq.federation import Batch, Method, MethodConfig, Part, Score, Server, Setup, Split
+from pfedseq.federation import (
+    Batch,
+    Hello,
+    Method,
+    MethodConfig,
+    Part,
+    Score,
+    Server,
+    Setup,
+    Split,
+    Tensors,
+)
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 
@@ -27,10 +38,19 @@ class QuadraticTask:
     num_batches: int = 1
     coupling: float = 0.0
     """κ."""
+    saved: list[Params] = field(default_factory=list)
+    """Where the client's personal model is kept: the last one counts."""
 
     @property
     def initial(self) -> Params:
         return Params(torch.zeros_like(self.center.adapter), torch.zeros_like(self.center.head))
+
+    def hello(self) -> Hello:
+        classes = tuple(f"class {c}" for c in range(len(self.center.head)))
+        return Hello(self.num_examples, 10, 20, classes)
+
+    def save(self, phi: Params) -> None:
+        self.saved.append(phi)
 
     def batches(self, epochs: int) -> Iterator[Batch]:
         yield from (torch.tensor([0]) for _ in range(epochs * self.num_batches))
@@ -138,9 +158,10 @@ class RecordingTask:
 @dataclass
 class QuadraticSite:
     make: Callable[[], QuadraticTask]
+    saved: list[Params] = field(default_factory=list)
 
     def task(self, t: int, step: str) -> QuadraticTask:
-        return self.make()
+        return replace(self.make(), saved=self.saved)
 
 
 @dataclass
@@ -148,11 +169,12 @@ class ScatteredSite:
     client: int
     center: Params
     num_examples: int
+    saved: list[Params] = field(default_factory=list)
 
     def task(self, t: int, step: str) -> ScatteredTask:
         purpose = "personal" if step in ("evaluate", "export") else step
         order = torch_generator(0, "batches", self.client, t, purpose)
-        return ScatteredTask(self.center, self.num_examples, order=order)
+        return ScatteredTask(self.center, self.num_examples, order=order, saved=self.saved)
 
 
 def quadratic_federation(
@@ -191,6 +213,15 @@ def make_setup(
         num_classes=num_classes,
         auxiliary=ToyAuxiliary(zero),
     )
+
+
+def personal_models(
+    clients: LocalClients, t: int, down: Mapping[int, Tensors]
+) -> dict[int, Params]:
+    """What each addressed client saves as its personal model after round t."""
+    replies = clients.call("export", t, down)
+    assert not any(reply.tensors for reply in replies.values()), "nothing of it is sent up"
+    return {i: clients.sites[i].saved[-1] for i in replies}
 
 
 def play(

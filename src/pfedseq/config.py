@@ -101,6 +101,9 @@ class EngineConfig(BaseConfig):
     threads_per_client: int = Field(
         1, ge=1, description="PyTorch's threads within a pass; changes the last bits"
     )
+    states: Literal["memory", "disk"] = Field(
+        "memory", description="where clients' memories wait for the next round; disk: for many"
+    )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
 
 

@@ -8,6 +8,7 @@ runs in one process, over a wire, or on many machines.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ Batch = Tensor
 """What `Task.batches` yields and `Task.grad` understands: indices of training examples."""
 Part = Literal["both", "adapter", "head"]
 Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,35 @@ class Score:
     accuracy: float
     loss: float
     num_examples: int
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a client says of itself before round 1: counts and class names, no example."""
+
+    train_examples: int
+    """|D_i|: the client's aggregation weight in Eq. (1)."""
+    validation_examples: int
+    test_examples: int
+    class_names: tuple[str, ...]
+
+    def reply(self) -> Reply:
+        """As a message: the names are the bytes of a JSON list."""
+        counts = {f"{split}_examples": getattr(self, f"{split}_examples") for split in SPLITS}
+        names = torch.tensor(list(json.dumps(self.class_names).encode()), dtype=torch.uint8)
+        return Reply({"class_names": names}, counts)
+
+    @classmethod
+    def of(cls, reply: Reply) -> Hello:
+        """What `reply` gave; anything else is refused."""
+        try:
+            train, validation, test = (int(reply.metrics[f"{s}_examples"]) for s in SPLITS)
+            names = json.loads(bytes(reply.tensors["class_names"].tolist()))
+            if min(train, validation, test) < 0 or not all(isinstance(n, str) for n in names):
+                raise ValueError(f"{train}, {validation}, {test} examples of {names}")
+        except (KeyError, ValueError, TypeError) as problem:
+            raise InputError(f"a client's hello is not readable: {problem}") from None
+        return cls(train, validation, test, tuple(names))
 
 
 class Task(Protocol):
@@ -51,6 +82,9 @@ class Task(Protocol):
     def num_examples(self) -> int:
         """|D_i|, the number of training examples."""
 
+    def hello(self) -> Hello:
+        """What the server may know of the client's data."""
+
     def batches(self, epochs: int) -> Iterator[Batch]:
         """Minibatches of `epochs` passes over the training data, each pass in a fresh order."""
 
@@ -65,6 +99,9 @@ class Task(Protocol):
 
     def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch itself: small images (B, 3, 32, 32), normalised, and labels (B,)."""
+
+    def save(self, phi: Params) -> None:
+        """Keep φ as the client's personal model, in a place of its own."""
 
 
 class Site(Protocol):
@@ -185,11 +222,17 @@ class Client(ABC):
     of tensors that the engine keeps for it.
     """
 
-    steps: ClassVar[tuple[str, ...]] = ("train", "evaluate", "export")
+    steps: ClassVar[tuple[str, ...]] = ("hello", "train", "evaluate", "export")
     """The methods that a message may name."""
+    reading_steps: ClassVar[tuple[str, ...]] = ("hello", "evaluate", "export")
+    """Those that leave the client's memory as it is."""
 
     def __init__(self, config: Any, task: Task, state: Tensors) -> None:
         self.config, self.task, self.state = config, task, state
+
+    def hello(self, down: Tensors) -> Reply:
+        """Say what the server may know before round 1; see `Hello`."""
+        return self.task.hello().reply()
 
     @abstractmethod
     def train(self, down: Tensors) -> Reply:
@@ -211,8 +254,9 @@ class Client(ABC):
         return Reply(metrics=metrics)
 
     def export(self, down: Tensors) -> Reply:
-        """The personal model itself, to be saved at the client's own site."""
-        return Reply(self.personal(down).tensors())
+        """Save the personal model at the client's own site: a private head is not sent up."""
+        self.task.save(self.personal(down))
+        return Reply()
 
 
 class Clients(Protocol):
@@ -220,7 +264,10 @@ class Clients(Protocol):
 
     @property
     def ids(self) -> Sequence[int]:
-        """The clients that take part."""
+        """All clients there are."""
+
+    def participants(self, t: int) -> Sequence[int]:
+        """Those that are asked to train in round t."""
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Run method `step` of each addressed client in round t; replies by client.
@@ -248,7 +295,7 @@ class Server(ABC):
 
     def run_round(self, t: int, clients: Clients) -> None:
         """One round: send, train, take in. Methods with more exchanges override it."""
-        down = {i: self.payload(i) for i in clients.ids}
+        down = {i: self.payload(i) for i in clients.participants(t)}
         self.update(t, clients.call("train", t, down))
 
 

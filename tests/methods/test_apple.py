@@ -7,7 +7,7 @@ from pfedseq.federation import Setup
 from pfedseq.methods import METHODS
 from pfedseq.methods.apple import AppleClient, AppleConfig, AppleServer
 from pfedseq.params import Params
-from tests.toys import ScatteredTask, make_setup, play, random_centers
+from tests.toys import ScatteredTask, make_setup, personal_models, play, random_centers
 
 CENTERS = random_centers(3)
 SIZES = (4, 2, 3)
@@ -66,12 +66,12 @@ def test_two_rounds_by_hand():
     config = AppleConfig(lr=0.5, relation_lr=0.01)
     server, clients = play(METHODS["apple"], config, centers, (1, 3), rounds=2)
     down = {i: server.payload(i) for i in range(2)}
-    tested = clients.call("export", 2, down)
+    tested = personal_models(clients, 2, down)
     for i, p in enumerate([(0.3725, 0.015), (0.1325, 1.455)]):
-        torch.testing.assert_close(clients.states[i]["relations"], torch.tensor(p))
+        torch.testing.assert_close(clients.states.get(i)["relations"], torch.tensor(p))
         assert down[i]["adapters"].flatten().tolist() == pytest.approx([2.53125, -10.40625])
         mixture = p[0] * 2.53125 - p[1] * 10.40625
-        assert tested[i].tensors["adapter"].item() == pytest.approx(mixture)
+        assert tested[i].adapter.item() == pytest.approx(mixture)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
 from pfedseq.federation import Reply
 from pfedseq.methods import METHODS, find_method
-from pfedseq.runs.checkpoint import load_checkpoint, save_checkpoint
+from pfedseq.runs.checkpoint import Checkpoint
 from pfedseq.runs.records import summarise_round
 from tests.every_method import OPTIONS, every_method
-from tests.toys import make_setup, quadratic_federation, random_centers
+from tests.toys import make_setup, personal_models, quadratic_federation, random_centers
 
 CENTERS = random_centers(3)
 SIZES = (4, 2, 3)
@@ -39,8 +39,8 @@ def run(server, clients, rounds):
 
     run_rounds(server, clients, rounds, keep)
     down = {i: server.payload(i) for i in clients.ids}
-    final = {i: r.tensors for i, r in clients.call("export", rounds[-1], down).items()}
-    return lines, final
+    saved = personal_models(clients, rounds[-1], down)
+    return lines, {i: phi.tensors() for i, phi in saved.items()}
 
 
 def assert_same(a, b):
@@ -63,9 +63,11 @@ def test_resuming_changes_nothing(name, tmp_path):
     whole = run(*build(name), range(1, ROUNDS + 1))
     server, clients = build(name)
     first, _ = run(server, clients, range(1, 4))
-    save_checkpoint(tmp_path / "c.safetensors", 3, server, clients.states)
+    checkpoint = Checkpoint(tmp_path / "c.safetensors", clients.states)
+    checkpoint.states.changed.update(clients.ids)
+    checkpoint.save(3, server)
     server, clients = build(name)
-    t = load_checkpoint(tmp_path / "c.safetensors", server, clients.states, torch.device("cpu"))
+    t = Checkpoint(checkpoint.path, clients.states).load(server, torch.device("cpu"))
     rest, final = run(server, clients, range(t + 1, ROUNDS + 1))
     assert_same(whole, (first + rest, final))
 
@@ -82,14 +84,15 @@ def test_training_helps_and_numbers_stay_finite(name):
 def test_personal_writes_no_state_and_keeps_the_shapes(name):
     server, clients = build(name)
     run(server, clients, range(1, 3))
-    before = {i: dict(state) for i, state in clients.states.items()}
     for i in clients.ids:
-        client = clients.client(clients.config, clients.sites[i].task(3, "x"), clients.states[i])
+        before = clients.states.get(i)
+        state = dict(before)
+        client = clients.client(clients.config, clients.sites[i].task(3, "x"), state)
         phi = client.personal(server.payload(i))
         assert phi.adapter.shape == CENTERS[i].adapter.shape
         assert phi.head.shape == CENTERS[i].head.shape
-        assert clients.states[i].keys() == before[i].keys()
-        assert all(clients.states[i][k] is v for k, v in before[i].items())
+        assert state.keys() == before.keys()
+        assert all(state[k] is v for k, v in before.items())
 
 
 @every_method
@@ -142,3 +145,27 @@ def test_every_method_explains_itself(name):
 def test_a_misspelt_method_is_answered_with_the_nearest():
     with pytest.raises(InputError, match="did you mean 'pfedseq'"):
         find_method("pFedSeqq")
+
+
+class SomeClients(LocalClients):
+    """Client 1 is left out of round 2; keeps who was asked for what."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.asked = []
+
+    def participants(self, t):
+        return [0, 2] if t == 2 else [0, 1, 2]
+
+    def call(self, step, t, down):
+        self.asked.append((step, t, sorted(down)))
+        return super().call(step, t, down)
+
+
+@every_method
+def test_only_participants_train_and_everyone_is_tested(name):
+    server, clients = build(name, SomeClients)
+    lines, _ = run(server, clients, range(1, 4))
+    trained = {t: ids for step, t, ids in clients.asked if step == "train"}
+    assert trained == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2]}
+    assert [json.loads(line)["clients"] for line in lines] == [[0, 1, 2]] * 3

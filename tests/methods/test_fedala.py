@@ -15,6 +15,7 @@ from tests.toys import (
     ScatteredSite,
     ScatteredTask,
     make_setup,
+    personal_models,
     random_centers,
 )
 
@@ -174,13 +175,13 @@ def test_training_starts_from_the_model_that_was_tested():
     server, clients = federation()
     for t in (1, 2):
         server.run_round(t, clients)
-    tested = clients.call("export", 2, {0: server.payload(0)})[0].tensors
-    assert not torch.equal(tested["adapter"], server.adapter), "something personal is in it"
+    tested = personal_models(clients, 2, {0: server.payload(0)})[0]
+    assert not torch.equal(tested.adapter, server.adapter), "something personal is in it"
     recorder = RecordingTask(clients.sites[0].task(3, "train"))
-    FedALAClient(clients.config, recorder, clients.states[0]).train({})
+    FedALAClient(clients.config, recorder, clients.states.get(0)).train({})
     start = recorder.asked[0][0]
-    assert torch.equal(start.adapter, tested["adapter"])
-    assert torch.equal(start.head, tested["head"])
+    assert torch.equal(start.adapter, tested.adapter)
+    assert torch.equal(start.head, tested.head)
     assert len(recorder.asked) == 4, "one pass: nothing is aggregated again"
 
 
@@ -190,9 +191,9 @@ def test_who_missed_the_global_model_gets_it_with_the_next_training():
     clients.lost = frozenset({("receive", 1), ("receive", 2)})
     server.run_round(1, clients)
     assert server.informed.tolist() == [True, False, True]
-    assert "weights" not in clients.states[1]
+    assert "weights" not in clients.states.get(1)
     server.run_round(2, clients)
-    assert "weights" in clients.states[1]
+    assert "weights" in clients.states.get(1)
     server.run_round(3, clients)
     assert server.informed.all()
 
@@ -211,9 +212,9 @@ def test_a_late_client_takes_the_first_model_as_it_is():
     server, clients = federation()
     clients.lost = frozenset({("train", 1), ("receive", 1)})
     server.run_round(1, clients)
-    tested = clients.call("export", 1, {1: server.payload(1)})[1].tensors
-    assert torch.equal(tested["adapter"], server.adapter)
+    tested = personal_models(clients, 1, {1: server.payload(1)})[1]
+    assert torch.equal(tested.adapter, server.adapter)
     recorder = RecordingTask(clients.sites[1].task(2, "train"))
-    FedALAClient(clients.config, recorder, clients.states[1]).train(server.payload(1))
+    FedALAClient(clients.config, recorder, clients.states.get(1)).train(server.payload(1))
     assert torch.equal(recorder.asked[0][0].adapter, server.adapter)
     assert len(recorder.asked) == 2

@@ -5,8 +5,7 @@ import torch
 
 from pfedseq.engines.local import LocalClients
 from pfedseq.methods import METHODS
-from pfedseq.params import Params
-from tests.toys import make_setup, play, quadratic_federation, random_centers
+from tests.toys import make_setup, personal_models, play, quadratic_federation, random_centers
 
 CENTERS = random_centers(3)
 SIZES = (4, 2, 3)
@@ -17,8 +16,7 @@ ROUNDS = 4
 def results(server, clients):
     """What each client would deploy."""
     down = {i: server.payload(i) for i in clients.ids}
-    replies = clients.call("export", ROUNDS, down)
-    return {i: Params(r.tensors["adapter"], r.tensors["head"]) for i, r in replies.items()}
+    return personal_models(clients, ROUNDS, down)
 
 
 def play_changed(name, change, **options):

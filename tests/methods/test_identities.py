@@ -7,7 +7,14 @@ from torch import nn
 from pfedseq.engines.local import LocalClients
 from pfedseq.methods import METHODS
 from tests.every_method import OPTIONS, every_method
-from tests.toys import QuadraticTask, ScatteredSite, make_setup, play, random_centers
+from tests.toys import (
+    QuadraticTask,
+    ScatteredSite,
+    make_setup,
+    personal_models,
+    play,
+    random_centers,
+)
 
 CENTERS = random_centers(3)
 SIZES = (8, 4, 6)
@@ -32,10 +39,7 @@ def run(server, clients, rounds=3, evaluate=False):
         if evaluate:
             clients.call("evaluate", t, {i: server.payload(i) for i in clients.ids})
     down = {i: server.payload(i) for i in clients.ids}
-    exported = clients.call("export", rounds, down)
-    return [
-        torch.cat([r.tensors["adapter"].flatten(), r.tensors["head"]]) for r in exported.values()
-    ]
+    return [phi.flat() for phi in personal_models(clients, rounds, down).values()]
 
 
 def assert_equal(one, other):
@@ -63,7 +67,7 @@ def test_apple_with_one_hot_relations_is_local():
     """p_i = e_i that never moves: the mixture is c_i, and its step η p_ii g is Local's."""
     server, clients = start("apple", relation_lr=NEVER)
     for i in clients.ids:
-        clients.states[i]["relations"] = torch.eye(3)[i]
+        clients.states.put(i, {"relations": torch.eye(3)[i]})
     assert_equal(run(server, clients), run(*start("local")))
 
 
@@ -151,7 +155,7 @@ def test_pfedseq_without_calibration_averages_adapters_under_local_heads():
         shared = mean
     for i in clients.ids:
         torch.testing.assert_close(server.payload(i)["adapter"], shared)
-        torch.testing.assert_close(clients.states[i]["head"], heads[i])
+        torch.testing.assert_close(clients.states.get(i)["head"], heads[i])
 
 
 @every_method
@@ -169,10 +173,7 @@ def test_what_is_exported_is_what_was_tested(name):
     for t in (1, 2):
         server.run_round(t, clients)
     down = {i: server.payload(i) for i in clients.ids}
-    tested, exported = clients.call("evaluate", 2, down), clients.call("export", 2, down)
+    tested, exported = clients.call("evaluate", 2, down), personal_models(clients, 2, down)
     for i in clients.ids:
-        phi = CENTERS[i].unflat(
-            torch.cat([exported[i].tensors["adapter"].flatten(), exported[i].tensors["head"]])
-        )
-        score = clients.sites[i].task(2, "evaluate").score(phi, "test")
+        score = clients.sites[i].task(2, "evaluate").score(exported[i], "test")
         assert tested[i].metrics["test_loss"] == pytest.approx(score.loss, rel=1e-6)

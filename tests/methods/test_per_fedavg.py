@@ -9,7 +9,7 @@ from pfedseq.config import dump_config, make_config
 from pfedseq.methods import METHODS
 from pfedseq.methods.per_fedavg import PerFedAvgClient, PerFedAvgConfig, double_batches
 from pfedseq.params import Params
-from tests.toys import RecordingTask, ScatteredTask, play, random_centers
+from tests.toys import RecordingTask, ScatteredTask, personal_models, play, random_centers
 
 CENTERS = random_centers(2)
 SIZES = (1, 3)  # weights 1/4 and 3/4
@@ -36,10 +36,10 @@ def test_two_steps_in_one():
     down = {i: server.payload(i) for i in range(2)}
     torch.testing.assert_close(down[0]["adapter"], phi.adapter)
     torch.testing.assert_close(down[1]["head"], phi.head)
-    for i, reply in clients.call("export", 3, down).items():
+    for i, saved in personal_models(clients, 3, down).items():
         personal = phi - 0.4 * (phi - CENTERS[i])
-        torch.testing.assert_close(reply.tensors["adapter"], personal.adapter)
-        torch.testing.assert_close(reply.tensors["head"], personal.head)
+        torch.testing.assert_close(saved.adapter, personal.adapter)
+        torch.testing.assert_close(saved.head, personal.head)
         scored = clients.call("evaluate", 3, {i: down[i]})[i].metrics["test_loss"]
         expected = clients.sites[i].task(3, "evaluate").score(personal, "test")
         assert scored == pytest.approx(expected.loss)

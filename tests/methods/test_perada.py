@@ -25,7 +25,7 @@ def config(**options):
 
 
 def personal(clients, i):
-    return Params(clients.states[i]["adapter"], clients.states[i]["head"])
+    return Params(clients.states.get(i)["adapter"], clients.states.get(i)["head"])
 
 
 def assert_params(actual, expected, **tolerances):

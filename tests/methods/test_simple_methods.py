@@ -24,8 +24,8 @@ def test_local_contracts_to_its_own_center():
     server, clients = play(METHODS["local"], config("local"), CENTERS, SIZES, 3, num_batches=2)
     for i, center in enumerate(CENTERS):
         factor = 1 - (1 - LR) ** 6
-        torch.testing.assert_close(clients.states[i]["adapter"], factor * center.adapter)
-        torch.testing.assert_close(clients.states[i]["head"], factor * center.head)
+        torch.testing.assert_close(clients.states.get(i)["adapter"], factor * center.adapter)
+        torch.testing.assert_close(clients.states.get(i)["head"], factor * center.head)
         assert server.payload(i) == {}
 
 
@@ -36,7 +36,7 @@ def test_fedavg_contracts_to_the_weighted_mean():
     factor = 1 - (1 - LR) ** 3
     torch.testing.assert_close(server.payload(0)["adapter"], factor * mean.adapter)
     torch.testing.assert_close(server.payload(1)["head"], factor * mean.head)
-    assert clients.states == {0: {}, 1: {}}
+    assert not any(clients.states.get(i) for i in (0, 1))
 
 
 def test_fedrep_shares_the_adapter_and_keeps_heads():
@@ -47,7 +47,7 @@ def test_fedrep_shares_the_adapter_and_keeps_heads():
     torch.testing.assert_close(server.payload(0)["adapter"], (1 - (1 - LR) ** 3) * mean)
     assert set(server.payload(0)) == {"adapter"}
     for i, center in enumerate(CENTERS):
-        torch.testing.assert_close(clients.states[i]["head"], (1 - (1 - LR) ** 6) * center.head)
+        torch.testing.assert_close(clients.states.get(i)["head"], (1 - (1 - LR) ** 6) * center.head)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])

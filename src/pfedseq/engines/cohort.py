@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from pfedseq.federation import Answer, Batch, Part, Question, Score, Site, Split, Task
+from pfedseq.federation import Answer, Batch, Hello, Part, Question, Score, Site, Split, Task
 from pfedseq.params import Params
 
 FULL_PASS = 64
@@ -91,6 +91,14 @@ class CohortTask:
     def num_examples(self) -> int:
         """|D_i|."""
         return self.task.num_examples
+
+    def hello(self) -> Hello:
+        """The task's own."""
+        return self.task.hello()
+
+    def save(self, phi: Params) -> None:
+        """The task's own."""
+        self.task.save(phi)
 
     def batches(self, epochs: int) -> Iterator[Batch]:
         """The task's own."""

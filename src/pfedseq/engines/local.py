@@ -10,6 +10,7 @@ import torch
 
 from pfedseq.engines.answer import answer
 from pfedseq.engines.cohort import CohortSite, Rendezvous, cohorts, run_cohort
+from pfedseq.engines.states import ClientStates, MemoryStates
 from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
 
 
@@ -29,9 +30,10 @@ class LocalClients:
         threads: int = 1,
         threads_per_client: int = 1,
         cohort: int = 1,
+        states: ClientStates | None = None,
     ) -> None:
         self.client, self.config, self.sites, self.cohort = client, config, sites, cohort
-        self.states: dict[int, Tensors] = {i: {} for i in range(len(sites))}
+        self.states = MemoryStates() if states is None else states
         torch.set_num_threads(threads_per_client)
         self._cohorts, self._members = (
             ThreadPoolExecutor(
@@ -42,8 +44,12 @@ class LocalClients:
 
     @property
     def ids(self) -> Sequence[int]:
-        """All of them, always."""
+        """All of them."""
         return range(len(self.sites))
+
+    def participants(self, t: int) -> Sequence[int]:
+        """All of them, in every round."""
+        return self.ids
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Run `step` of each addressed client; each reply tells how long it took."""
@@ -77,4 +83,13 @@ class LocalClients:
 
     def deliver(self, i: int, site: Site, step: str, t: int, down: Tensors) -> Reply:
         """Hand a message to client i and bring back its reply."""
-        return answer(self.client, self.config, site, self.states[i], step, t, down)
+        return self.answered(i, site, self.states.get(i), step, t, down)
+
+    def answered(
+        self, i: int, site: Site, state: Tensors, step: str, t: int, down: Tensors
+    ) -> Reply:
+        """Client i's reply; what it remembers afterwards is stored."""
+        reply = answer(self.client, self.config, site, state, step, t, down)
+        if step not in self.client.reading_steps:
+            self.states.put(i, state)
+        return reply

@@ -38,6 +38,10 @@ class MeteredClients:
         """Those of the engine."""
         return self.clients.ids
 
+    def participants(self, t: int) -> Sequence[int]:
+        """Those of the engine."""
+        return self.clients.participants(t)
+
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Pass the call on and take its measure."""
         start = time.perf_counter()

@@ -13,7 +13,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from pfedseq.engines.answer import answer
 from pfedseq.engines.local import LocalClients
 from pfedseq.errors import InputError
 from pfedseq.federation import Reply, Site, Tensors
@@ -47,10 +46,8 @@ class WireClients(LocalClients):
 
     def deliver(self, i: int, site: Site, step: str, t: int, down: Tensors) -> Reply:
         """Encode the message, rebuild the client from its stored bytes, encode its reply."""
-        message, stored = encode(down), encode(self.states[i])
         device = site.task(t, step).initial.adapter.device
-        state = decode(stored, device).tensors
-        received = decode(message, device).tensors
-        reply = answer(self.client, self.config, site, state, step, t, received)
-        self.states[i] = decode(encode(state), device).tensors
+        state = decode(encode(self.states.get(i)), device).tensors
+        received = decode(encode(down), device).tensors
+        reply = self.answered(i, site, state, step, t, received)
         return decode(encode(reply.tensors, reply.metrics), device)

@@ -54,9 +54,10 @@ class FedALAServer(FedAvgServer):
 
     def run_round(self, t: int, clients: Clients) -> None:
         """Train from ŵ_i, average, send w; only who missed the last w gets it with `train`."""
-        down = {i: {} if self.informed[i] else self.payload(i) for i in clients.ids}
+        present = clients.participants(t)
+        down = {i: {} if self.informed[i] else self.payload(i) for i in present}
         self.update(t, clients.call("train", t, down))
-        answered = clients.call("receive", t, {i: self.payload(i) for i in clients.ids})
+        answered = clients.call("receive", t, {i: self.payload(i) for i in present})
         self.informed = torch.tensor([i in answered for i in range(self.setup.num_clients)])
 
 

@@ -68,7 +68,8 @@ class PeFLLServer(Server):
             self._describe(0, clients)
         with torch.no_grad():
             adapters = self.h(self.standardise(self.descriptors))
-        down = {i: {"adapter": adapters[i]} for i in clients.ids if self.described[i]}
+        present = [i for i in clients.participants(t) if self.described[i]]
+        down = {i: {"adapter": adapters[i]} for i in present}
         replies = clients.call("train", t, down)
         self.update(t, replies)
         gradients = self.descriptors.grad
@@ -88,9 +89,9 @@ class PeFLLServer(Server):
         pull_back(self.h(self.standardise(self.descriptors)), deltas / len(replies))
 
     def _describe(self, t: int, clients: Clients) -> None:
-        """Send f out and collect v_i, of one batch and of all the data."""
+        """Send f to those that train next, and collect v_i, of one batch and of all the data."""
         weights = {name: weight.detach().clone() for name, weight in self.f.named_parameters()}
-        replies = clients.call("describe", t, dict.fromkeys(clients.ids, weights))
+        replies = clients.call("describe", t, dict.fromkeys(clients.participants(t + 1), weights))
         like = self.profiles[0]
         self.descriptors, self.described = self.setup.stack(replies, "descriptor", like)
         profiles, _ = self.setup.stack(replies, "profile", like)

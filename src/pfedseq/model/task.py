@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from pfedseq.data.dataset import ClientData, ImageSet
-from pfedseq.federation import Answer, Batch, Part, Question, Score, Split
+from pfedseq.errors import InputError
+from pfedseq.federation import Answer, Batch, Hello, Part, Question, Score, Split
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
@@ -49,6 +50,14 @@ class ImageSource:
         return torch.from_numpy(self.images.labels[indices]).to(self.device)
 
 
+Keep = Callable[[Params], None]
+"""Saves a personal model in a place that belongs to the client."""
+
+
+def _no_place(phi: Params) -> None:
+    raise InputError("this client was given no place to save its personal model to")
+
+
 class ImageTask:
     """L(D_i; φ) of one client in one round; implements `federation.Task`."""
 
@@ -60,8 +69,9 @@ class ImageTask:
         batch_size: int,
         order: torch.Generator,
         dropout: torch.Generator,
+        keep: Keep = _no_place,
     ) -> None:
-        self.model, self.source, self.data = model, source, data
+        self.model, self.source, self.data, self._keep = model, source, data, keep
         self.batch_size, self._order, self._dropout = batch_size, order, dropout
         self._cached: tuple[Tensor, Tensor] | None = None
         self._read: tuple[Batch, Tensor, Tensor] | None = None
@@ -75,6 +85,15 @@ class ImageTask:
     def num_examples(self) -> int:
         """|D_i|."""
         return len(self.data.train)
+
+    def hello(self) -> Hello:
+        """How many examples each split has, and the names of the classes."""
+        data, names = self.data, self.source.images.class_names
+        return Hello(len(data.train), len(data.validation), len(data.test), names)
+
+    def save(self, phi: Params) -> None:
+        """Into the place that the site was given."""
+        self._keep(phi)
 
     def batches(self, epochs: int) -> Iterator[Batch]:
         """Positions in the client's training data; a last, smaller batch is kept."""
@@ -211,6 +230,7 @@ class ImageSite:
     data: ClientData
     batch_size: int
     seed: int
+    keep: Keep = _no_place
 
     def task(self, t: int, step: str) -> ImageTask:
         """The client's objective; its batch order depends on (seed, client, round, step) alone.
@@ -223,4 +243,6 @@ class ImageSite:
             torch_generator(self.seed, what, self.client, t, purpose)
             for what in ("batches", "dropout")
         )
-        return ImageTask(self.model, self.source, self.data, self.batch_size, order, dropout)
+        return ImageTask(
+            self.model, self.source, self.data, self.batch_size, order, dropout, self.keep
+        )

@@ -1,16 +1,18 @@
-"""A run's memory between rounds: one safetensors file, written whole or not at all."""
+"""A run's memory between rounds: safetensors files, of which only what changed is written."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file
 from torch import Tensor
 
+from pfedseq.engines.states import ClientStates, TrackedStates, encode_state
 from pfedseq.errors import InputError
 from pfedseq.federation import Server, Tensors
 from pfedseq.files import write_atomically
@@ -23,41 +25,62 @@ class _Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
-def save_checkpoint(path: Path, t: int, server: Server, clients: Mapping[int, Tensors]) -> None:
-    """Server and client memories after round t."""
-    tensors = {f"server/{name}": value for name, value in server_state(server).items()}
-    for i, state in clients.items():
-        tensors |= {f"client/{i}/{name}": value for name, value in state.items()}
-    # Copies: in process, clients may keep the very tensor that the server sent to all of them,
-    # and safetensors refuses tensors that share their memory.
-    plain = {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in tensors.items()
-    }
-    write_atomically(path, save(plain, metadata={"round": str(t)}))
+class Checkpoint:
+    """One method's memory: the server's in the file `path`, each client's in a file of its own.
 
+    A client's file is written when its memory has changed, under a name with the round in it. The
+    server's names the clients' files that belong to it and is replaced last: what a process leaves
+    behind that is killed at any moment is the whole of one checkpoint, the new or the former.
+    """
 
-def load_checkpoint(
-    path: Path, server: Server, clients: dict[int, Tensors], device: torch.device
-) -> int:
-    """Restore what `save_checkpoint` wrote into a fresh server and states; returns its round."""
-    memory: Tensors = {}
-    try:
-        with safe_open(path, "pt", device=str(device)) as file:
-            t = int(file.metadata()["round"])
-            for name in file.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
-                side, rest = name.split("/", 1)
-                if side == "server":
-                    memory[rest] = file.get_tensor(name)
-                else:
-                    i, key = rest.split("/", 1)
-                    clients[int(i)][key] = file.get_tensor(name)
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
-        raise InputError(
-            f"checkpoint {path} is not readable ({problem}); delete it to start that method anew"
-        ) from None
-    restore_server(server, memory)
-    return t
+    def __init__(self, path: Path, states: ClientStates) -> None:
+        self.path, self.states = path, TrackedStates(states)
+        self._folder = path.with_suffix("")
+        self._files: dict[int, str] = {}
+
+    def exists(self) -> bool:
+        """Whether there is something to go on from."""
+        return self.path.exists()
+
+    def save(self, t: int, server: Server) -> None:
+        """Server and client memories after round t."""
+        for i in sorted(self.states.changed):
+            state = self.states.get(i)
+            if state or i in self._files:
+                self._files[i] = f"{i}.{t}.safetensors"
+                write_atomically(self._folder / self._files[i], encode_state(state))
+        described = {"round": str(t), "clients": json.dumps(self._files)}
+        write_atomically(self.path, encode_state(server_state(server), described))
+        self.states.changed.clear()
+        self._sweep()
+
+    def load(self, server: Server, device: torch.device) -> int:
+        """Restore what `save` wrote into a fresh server and states; returns its round."""
+        path = self.path
+        try:
+            with safe_open(path, "pt", device=str(device)) as file:
+                about = file.metadata()
+                t, files = int(about["round"]), json.loads(about["clients"])
+                memory = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            self._files = {int(i): str(name) for i, name in files.items()}
+            for i, name in self._files.items():
+                path = self._folder / name
+                self.states.put(i, load_file(path, device=str(device)))
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as fault:
+            raise InputError(
+                f"checkpoint {path} is not readable ({fault}); delete {self.path} to start that "
+                "method anew"
+            ) from None
+        self.states.changed.clear()
+        restore_server(server, memory)
+        return t
+
+    def _sweep(self) -> None:
+        """Remove what belongs to no checkpoint any more."""
+        if self._folder.is_dir():
+            for file in self._folder.iterdir():
+                if file.name not in self._files.values():
+                    file.unlink()
 
 
 def server_state(server: Server) -> Tensors:

@@ -70,6 +70,10 @@ class RunFolder:
         """Where a method's memory is kept between rounds."""
         return self.path / "checkpoints" / f"{method}.safetensors"
 
+    def states(self, method: str) -> Path:
+        """Where clients' memories wait for the next round, with `engine.states = "disk"`."""
+        return self.path / "checkpoints" / f"{method}_running"
+
     def adapter(self, method: str, client: str) -> Path:
         """The PEFT folder of one client's personal model; `client` is one of `client_folders`."""
         return self.path / "adapters" / method / client

@@ -9,10 +9,9 @@ from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.distribution import draw_distribution
 from pfedseq.data.record import data_record
 from pfedseq.engines.rounds import RoundOutcome, run_rounds
+from pfedseq.engines.states import ClientStates, DiskStates, MemoryStates
 from pfedseq.errors import InputError
-from pfedseq.model.export import save_personal_model
-from pfedseq.params import Params
-from pfedseq.runs.checkpoint import load_checkpoint, save_checkpoint
+from pfedseq.runs.checkpoint import Checkpoint
 from pfedseq.runs.folder import RunFolder, client_folders
 from pfedseq.runs.records import RoundRecord, RunSummary, summarise_round
 from pfedseq.runs.world import World
@@ -60,13 +59,17 @@ def run_methods(world: World, folder: RunFolder, listener: Listener | None) -> R
 
 
 def _run_method(world: World, folder: RunFolder, name: str, listener: Listener | None) -> None:
-    server, clients = world.start(name)
     section = world.config.run
     rounds = section.rounds
     names = [client.name for client in world.data.clients]
-    checkpoint, done = folder.checkpoint(name), 0
+    states: ClientStates = MemoryStates()
+    if world.config.engine.states == "disk":
+        states = DiskStates(folder.states(name), world.model.device)
+    checkpoint, done = Checkpoint(folder.checkpoint(name), states), 0
+    places = [folder.adapter(name, place) for place in client_folders(names)]
+    server, clients = world.start(name, checkpoint.states, places)
     if checkpoint.exists():
-        done = load_checkpoint(checkpoint, server, clients.states, world.model.device)
+        done = checkpoint.load(server, world.model.device)
     folder.keep_records(lambda r: r.method != name or r.round <= done)
 
     def after_round(outcome: RoundOutcome) -> None:
@@ -74,20 +77,12 @@ def _run_method(world: World, folder: RunFolder, name: str, listener: Listener |
         folder.append(record)
         t = outcome.t
         if t % section.checkpoint_every == 0 or t == rounds:
-            save_checkpoint(checkpoint, t, server, clients.states)
+            checkpoint.save(t, server)
         if listener is not None:
             listener(record)
 
     left = range(done + 1, rounds + 1)
     run_rounds(server, clients, left, after_round, section.evaluate_every)
-    down = {i: server.payload(i) for i in clients.ids}
-    places = client_folders(names)
-    for i, reply in clients.call("export", rounds, down).items():
-        phi = Params(reply.tensors["adapter"], reply.tensors["head"])
-        save_personal_model(
-            folder.adapter(name, places[i]),
-            world.model,
-            phi,
-            world.config.model.backbone,
-            world.data.images.class_names,
-        )
+    clients.call("export", rounds, {i: server.payload(i) for i in clients.ids})
+    if isinstance(states, DiskStates):
+        states.discard()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -13,16 +15,20 @@ from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.dataset import FederatedData
 from pfedseq.data.loading import load_data, remarks
 from pfedseq.engines.cohort import automatic_cohort
+from pfedseq.engines.hello import introduce
 from pfedseq.engines.local import LocalClients
+from pfedseq.engines.states import ClientStates
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
-from pfedseq.federation import Server, Setup
+from pfedseq.federation import Clients, Server, Setup
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryImages
 from pfedseq.model.backbone import check_image_size, load_backbone
+from pfedseq.model.export import save_personal_model
 from pfedseq.model.task import ImageSite, ImageSource
 from pfedseq.model.token_store import with_tokens
+from pfedseq.params import Params
 
 _ENGINES = {"local": LocalClients, "wire": WireClients}
 
@@ -89,28 +95,47 @@ class World:
         source = replace(self.sites[0].source, images=images, tokens=None)
         return AuxiliaryImages(self.model, source, size, seed)
 
-    def start(self, name: str) -> tuple[Server, LocalClients]:
-        """A method before round 1: its server, and an engine with its clients."""
+    def start(
+        self,
+        name: str,
+        states: ClientStates | None = None,
+        places: Sequence[Path] | None = None,
+    ) -> tuple[Server, Clients]:
+        """A method before round 1: its server, and an engine with its clients.
+
+        `states` keeps what the clients remember; `places` are where each saves its personal model.
+        """
         method, options = find_method(name), self.config.method_config(name)
         engine = self.config.engine
-        clients = _ENGINES[engine.kind](
+        clients: Clients = _ENGINES[engine.kind](
             method.client,
             options,
-            self.sites,
+            [self._site(i, places[i]) if places else site for i, site in enumerate(self.sites)],
             threads=engine.threads or os.cpu_count() or 1,
             threads_per_client=engine.threads_per_client,
             cohort=engine.cohort
             or automatic_cohort(len(self.sites), self.config.training.batch_size),
+            states=states,
         )
+        hellos = introduce(clients)
         setup = Setup(
             self.model.initial,
-            tuple(len(client.train) for client in self.data.clients),
+            tuple(hello.train_examples for hello in hellos),
             self.config.run.rounds,
             self.config.run.seed,
-            self.model.num_classes,
+            len(hellos[0].class_names),
             self.auxiliary if method.needs_auxiliary else None,
         )
         return method.server(options, setup), clients
+
+    def _site(self, i: int, place: Path) -> ImageSite:
+        """Client i's site, which saves its personal model to the folder `place`."""
+        backbone, names = self.config.model.backbone, self.data.images.class_names
+
+        def keep(phi: Params) -> None:
+            save_personal_model(place, self.model, phi, backbone, names)
+
+        return replace(self.sites[i], keep=keep)
 
 
 def pick_device(wanted: str) -> torch.device:

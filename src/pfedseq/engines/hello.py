@@ -1,0 +1,24 @@
+"""Before round 1: the clients say what the server may know of them."""
+
+from __future__ import annotations
+
+from pfedseq.errors import InputError
+from pfedseq.federation import Clients, Hello
+
+
+def introduce(clients: Clients) -> tuple[Hello, ...]:
+    """The hello of every client, in order; refuses silence and classes that differ."""
+    replies = clients.call("hello", 0, {i: {} for i in clients.ids})
+    silent = [i for i in clients.ids if i not in replies]
+    if silent:
+        raise InputError(f"no hello came from client {', '.join(map(str, silent))}")
+    hellos = tuple(Hello.of(replies[i]) for i in clients.ids)
+    first = hellos[0].class_names
+    for i, hello in enumerate(hellos):
+        if hello.class_names != first:
+            differing = sorted(set(first) ^ set(hello.class_names)) or ["their order"]
+            raise InputError(
+                f"clients 0 and {i} do not name the same classes ({', '.join(differing)}): all "
+                "need the same, in the same order"
+            )
+    return hellos

@@ -1,0 +1,112 @@
+"""What clients remember between calls, kept for them by the engine: in memory, or on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from pfedseq.errors import InputError
+from pfedseq.federation import Tensors
+from pfedseq.files import write_atomically
+
+
+class ClientStates(Protocol):
+    """The clients' memories, by client; a client that was never put has an empty one."""
+
+    def get(self, i: int) -> Tensors:
+        """A dict of one's own: what is changed in it counts once it is put."""
+
+    def put(self, i: int, state: Tensors) -> None:
+        """Client i remembers this now."""
+
+
+class MemoryStates:
+    """All memories in this process."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, Tensors] = {}
+
+    def get(self, i: int) -> Tensors:
+        """Client i's memory; the tensors are shared, the dict is not."""
+        return dict(self._states.get(i, {}))
+
+    def put(self, i: int, state: Tensors) -> None:
+        """Keep it."""
+        if state or i in self._states:
+            self._states[i] = dict(state)
+
+
+class DiskStates:
+    """One safetensors file for each client, for more of them than memory holds.
+
+    Files of an earlier process are not read: a run goes on from its checkpoint, and what a killed
+    process wrote after that did not happen.
+    """
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self.folder, self.device = folder, device
+        self._present: set[int] = set()
+
+    def get(self, i: int) -> Tensors:
+        """Read the client's file."""
+        if i not in self._present:
+            return {}
+        try:
+            tensors: Tensors = load_file(self._file(i), device=str(self.device))
+        except (SafetensorError, OSError) as problem:
+            raise InputError(
+                f"the memory of client {i} in {self._file(i)} is not readable ({problem}); go on "
+                "from the last checkpoint with `pfedseq resume`"
+            ) from None
+        return tensors
+
+    def put(self, i: int, state: Tensors) -> None:
+        """Replace the client's file."""
+        if state or i in self._present:
+            write_atomically(self._file(i), encode_state(state))
+            self._present.add(i)
+
+    def discard(self) -> None:
+        """Remove the files, once nobody asks any more."""
+        for i in self._present:
+            self._file(i).unlink(missing_ok=True)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+        self._present.clear()
+
+    def _file(self, i: int) -> Path:
+        return self.folder / f"{i}.safetensors"
+
+
+class TrackedStates:
+    """The states of another, and who was put since `changed` was last cleared."""
+
+    def __init__(self, states: ClientStates) -> None:
+        self._states = states
+        self.changed: set[int] = set()
+
+    def get(self, i: int) -> Tensors:
+        """The other's."""
+        return self._states.get(i)
+
+    def put(self, i: int, state: Tensors) -> None:
+        """Pass it on, and remember whose it was."""
+        self._states.put(i, state)
+        self.changed.add(i)
+
+
+def encode_state(state: Tensors, metadata: dict[str, str] | None = None) -> bytes:
+    """Tensors as safetensors bytes.
+
+    Copies: clients may keep the very tensor that the server sent to all of them, and safetensors
+    refuses tensors that share their memory.
+    """
+    plain = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in state.items()
+    }
+    return save(plain, metadata=metadata)
