@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel, inject_adapter_in_model
-from safetensors.torch import load_file
+from peft import inject_adapter_in_model
 from torch import nn
 
 from pfedseq.data.dataset import ClientData, ImageSet
@@ -16,7 +15,6 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, _OneProduct, peft_config
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.export import save_personal_model
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.task import ImageSite, ImageSource
 from pfedseq.optim import local_sgd
@@ -218,19 +216,6 @@ def test_every_kind_trains_as_ordinary_peft_does(other_model, site, backbone):
     assert bool((expected != 0).any(0).all()), "every weight of a layer has a gradient"
 
 
-def test_every_kind_exports_what_peft_loads(tmp_path, other_model, backbone, site):
-    phi = jittered(other_model)
-    save_personal_model(tmp_path / "c", other_model, phi, "demo", tuple("abcde"))
-    peft_model = PeftModel.from_pretrained(copy.deepcopy(backbone.model), tmp_path / "c").eval()
-    pixels = site.source.pixels(np.arange(3))
-    torch.testing.assert_close(
-        peft_model(pixels).last_hidden_state[:, 0],
-        other_model.features(phi.adapter, pixels),
-        rtol=1e-4,
-        atol=1e-5,
-    )
-
-
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_dropout_is_in_training_alone_and_follows_the_seed(kind, backbone, site):
     config = AdapterConfig(kind=kind, rank=2, alpha=6.0, dropout=0.5)
@@ -328,16 +313,3 @@ def load_backbone_shape():
     vit = ViTModel(ViTConfig(), add_pooling_layer=False).requires_grad_(False)
     inject_adapter_in_model(peft_config(AdapterConfig(), 12), vit)
     return vit
-
-
-def test_exported_adapter_loads_with_peft(tmp_path, backbone, model, site):
-    phi = jittered(model)
-    save_personal_model(tmp_path / "c", model, phi, "demo", tuple("abcde"))
-    peft_model = PeftModel.from_pretrained(copy.deepcopy(backbone.model), tmp_path / "c").eval()
-    pixels = site.source.pixels(np.arange(3))
-    features = peft_model(pixels).last_hidden_state[:, 0]
-    torch.testing.assert_close(features, model.features(phi.adapter, pixels))
-    head = load_file(tmp_path / "c" / "head.safetensors")
-    torch.testing.assert_close(
-        features @ head["weight"].T + head["bias"], model.classify(phi.head, features)
-    )

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
 
 from pfedseq.config import make_config
 from pfedseq.data.dataset import ClientData, ImageSet
@@ -17,12 +16,14 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.auxiliary import AuxiliaryImages
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.export import save_personal_model
+from pfedseq.model.personal import save_personal_model
+from pfedseq.model.published import write_backbone
 from pfedseq.model.task import ImageSite, ImageSource
 from pfedseq.model.token_store import spoken, with_tokens
 from pfedseq.model.tower import Tower, fingerprint
 from pfedseq.params import Params
 from pfedseq.runs.run import run
+from tests.model.whole_model import load_with_peft
 
 NUM_IMAGES = 12
 USED = ClientData("0", np.array([1, 4, 5, 7]), np.array([8]), np.array([10, 2, 11]))
@@ -97,9 +98,10 @@ def test_features_are_those_of_peft_on_the_whole_backbone(kind, layers, backbone
     model = AdaptedModel(backbone, config, 5, seed=0)
     phi, pixels = phi_of(model), source.pixels(np.arange(4))
     assert len(phi.adapter) == (1 if layers == (1,) else 2)
-    save_personal_model(tmp_path / "c", model, phi, "demo", tuple("abcde"))
-    peft_model = PeftModel.from_pretrained(copy.deepcopy(backbone.model), tmp_path / "c").eval()
-    expected = peft_model(pixels).last_hidden_state[:, 0]
+    save_personal_model(tmp_path / "c", model, phi, tuple("abcde"))
+    write_backbone(backbone, tmp_path / "base")
+    peft_model = load_with_peft(tmp_path / "base", tmp_path / "c", 5).base_model.model
+    expected = peft_model.vit(pixels).last_hidden_state[:, 0]
     actual = model.features(phi.adapter, model.inputs(pixels))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     merged = model.merged(phi.adapter)(model.inputs(pixels))

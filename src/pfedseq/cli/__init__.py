@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from pfedseq import __version__
-from pfedseq.cli import data, lists, run
+from pfedseq.cli import data, lists, models, run
+from pfedseq.cli.options import EXIT_BAD_INPUT
 from pfedseq.errors import InputError
-
-EXIT_BAD_INPUT = 2
 
 app = typer.Typer(
     name="pfedseq",
@@ -25,6 +24,8 @@ for command in (
     run.run,
     run.resume,
     run.compare,
+    models.predict,
+    models.evaluate,
     lists.methods,
     lists.datasets,
     lists.presets,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-EXIT_INTERRUPTED = 130
+EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 
 ConfigName = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A preset, e.g. demo, or the path of a TOML file.")

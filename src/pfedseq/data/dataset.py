@@ -25,6 +25,8 @@ class ImageSet:
     """Changes when a pixel does; None for images that are made anew for each run."""
     notes: tuple[str, ...] = ()
     """What a user should know, such as how many files were left out."""
+    window: tuple[float, float] | None = None
+    """The grey values of deep images that became black and white; None: each image's own."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pfedseq import words
@@ -84,7 +84,7 @@ def describe_store(folder: Path) -> Prepared:
 def prepared_images(config: DataConfig, report: Report = silent) -> ImageSet:
     """Open a data set's store, making it first if its source is here and it is not too large."""
     if config.source is None:
-        return open_store(_only_store(config))
+        return replace(open_store(_only_store(config)), window=config.window)
     location = _locate_or_remember(config)
     folder = _store_folder(config, location)
     if not _is_current(config, folder, location):
@@ -94,7 +94,7 @@ def prepared_images(config: DataConfig, report: Report = silent) -> ImageSet:
                 f"run {_prepare_command(config)} first"
             )
         _make(config, location, folder, AUTOMATIC_BYTES, report)
-    return open_store(folder)
+    return replace(open_store(folder), window=config.window)
 
 
 def _make(

@@ -38,7 +38,7 @@ class AdaptedModel:
     def __init__(
         self, backbone: Backbone, adapter: AdapterConfig, num_classes: int, seed: int
     ) -> None:
-        self.adapter_config, self.num_classes = adapter, num_classes
+        self.backbone, self.adapter_config, self.num_classes = backbone, adapter, num_classes
         self.feature_dim = backbone.feature_dim
         self.depth = backbone.num_layers
         first = adapter.layers_of(self.depth)[0]

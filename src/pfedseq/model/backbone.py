@@ -70,6 +70,12 @@ class Backbone:
     image_size: int
     note: str | None = None
     """What was assumed about a bare weights file, for the user."""
+    name: str = ""
+    """What `load_backbone` was asked for."""
+    num_heads: int | None = None
+    """As it was given, for a file that cannot tell."""
+    as_published: bool = False
+    """Whether transformers alone loads these very weights from the hub by `name`."""
 
     @property
     def feature_dim(self) -> int:
@@ -130,7 +136,17 @@ def load_backbone(
         std=chosen.std,
         image_size=size,
         note=chosen.note,
+        name=name,
+        num_heads=num_heads,
+        as_published=_is_hub_id(name)
+        and "architecture" not in source  # timm's config
+        and size == int(weights.config.image_size),
     )
+
+
+def _is_hub_id(name: str) -> bool:
+    local = name == "demo" or name.startswith(RANDOM_PREFIX) or name.endswith(SUFFIXES)
+    return not local and not Path(name).exists()
 
 
 def _weights_file(name: str) -> Path | None:
@@ -274,7 +290,7 @@ def _timm_weights(name: str) -> Path:
 def _transformers_weights(name: str) -> VitWeights:
     """Read with transformers, which knows its own older tensor names, and check that all fits."""
     try:
-        with _quiet_transformers(progress_bar=not Path(name).is_dir()):
+        with quiet_transformers(progress_bar=not Path(name).is_dir()):
             model, report = ViTModel.from_pretrained(
                 name,
                 add_pooling_layer=False,
@@ -336,8 +352,8 @@ def _read_json(path: str | Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _quiet_transformers(progress_bar: bool) -> Iterator[None]:
-    """Keep transformers' own load report away: what does not fit is raised as an error here."""
+def quiet_transformers(progress_bar: bool) -> Iterator[None]:
+    """Keep transformers' own reports and bars away: what does not fit is raised as an error."""
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     if not progress_bar:

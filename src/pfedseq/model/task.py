@@ -15,6 +15,7 @@ from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.errors import InputError
 from pfedseq.federation import Answer, Batch, Hello, Part, Question, Score, Split
 from pfedseq.model.adapted import AdaptedModel
+from pfedseq.model.pixels import normalise
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 
@@ -39,11 +40,9 @@ class ImageSource:
         return self.pixels(indices) if self.tokens is None else self.tokens(indices)
 
     def pixels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
-        """(B, 3, S, S) float: (x / 255 − mean) / std, in one multiply-add."""
+        """(B, 3, S, S), normalised."""
         raw = torch.from_numpy(self.images.images[indices]).to(self.device)
-        std = torch.tensor(self.std, device=self.device).view(3, 1, 1)
-        mean = torch.tensor(self.mean, device=self.device).view(3, 1, 1)
-        return torch.addcmul(-mean / std, raw.float(), 1 / (255 * std))
+        return normalise(raw, self.mean, self.std)
 
     def labels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """(B,) class indices."""

@@ -25,7 +25,7 @@ from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryImages
 from pfedseq.model.backbone import check_image_size, load_backbone
-from pfedseq.model.export import save_personal_model
+from pfedseq.model.personal import save_personal_model
 from pfedseq.model.task import ImageSite, ImageSource
 from pfedseq.model.token_store import with_tokens
 from pfedseq.params import Params
@@ -110,7 +110,10 @@ class World:
         clients: Clients = _ENGINES[engine.kind](
             method.client,
             options,
-            [self._site(i, places[i]) if places else site for i, site in enumerate(self.sites)],
+            [
+                self._site(i, places[i], name) if places else site
+                for i, site in enumerate(self.sites)
+            ],
             threads=engine.threads or os.cpu_count() or 1,
             threads_per_client=engine.threads_per_client,
             cohort=engine.cohort
@@ -128,12 +131,21 @@ class World:
         )
         return method.server(options, setup), clients
 
-    def _site(self, i: int, place: Path) -> ImageSite:
+    def _site(self, i: int, place: Path, method: str) -> ImageSite:
         """Client i's site, which saves its personal model to the folder `place`."""
-        backbone, names = self.config.model.backbone, self.data.images.class_names
+        images, client = self.data.images, self.data.clients[i]
+        about = {"client": client.name, "number": i, "method": method}
 
         def keep(phi: Params) -> None:
-            save_personal_model(place, self.model, phi, backbone, names)
+            save_personal_model(
+                place,
+                self.model,
+                phi,
+                images.class_names,
+                images.window,
+                **about,
+                num_train=len(client.train),
+            )
 
         return replace(self.sites[i], keep=keep)
 

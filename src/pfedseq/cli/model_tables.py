@@ -1,0 +1,65 @@
+"""Predictions and evaluations as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE
+from rich.markup import escape
+from rich.table import Table
+
+from pfedseq.report.console import console
+
+if TYPE_CHECKING:
+    from pfedseq.serving.evaluation import Evaluation
+    from pfedseq.serving.prediction import Prediction
+
+MOST_CLASSES = 30
+"""Rows of a table of classes; --json has all of them."""
+
+
+def print_predictions(predictions: Sequence[Prediction]) -> None:
+    """A line for each image: the likeliest classes with their shares."""
+    for one in predictions:
+        named = ", ".join(
+            f"[bold]{escape(name)}[/bold] ({100 * share:.0f} %)"
+            if place == 0
+            else f"{escape(name)} ({100 * share:.0f} %)"
+            for place, (name, share) in enumerate(zip(one.classes, one.probabilities, strict=True))
+        )
+        console.print(f"{escape(one.image)}: {named}", soft_wrap=True, highlight=False)
+
+
+def print_evaluations(found: Mapping[str, Evaluation]) -> None:
+    """A row for each client; of a single one also a row for each class."""
+    table = Table(box=SIMPLE, padding=0, collapse_padding=True)
+    table.add_column("client", overflow="fold")
+    for heading in ("images", "accuracy", "loss"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, one in found.items():
+        accuracy, loss = f"{100 * one.accuracy:.2f}", f"{one.loss:.4f}"
+        table.add_row(escape(name), f"{one.num_images:,}", accuracy, loss)
+    console.print("[italic]Accuracy in %, and mean cross-entropy[/italic]", table, sep="\n")
+    if len(found) == 1:
+        _print_classes(next(iter(found.values())))
+
+
+def _print_classes(one: Evaluation) -> None:
+    table = Table(box=SIMPLE, padding=0, collapse_padding=True)
+    table.add_column("class", overflow="fold")
+    table.add_column("images", justify="right", no_wrap=True)
+    table.add_column("accuracy", justify="right", no_wrap=True)
+    table.add_column("mistaken most often for", overflow="fold")
+    counts = one.confusion.sum(1)
+    seen = [number for number in range(len(counts)) if counts[number]]
+    for number in seen[:MOST_CLASSES]:
+        mistakes = one.confusion[number].copy()
+        mistakes[number] = 0
+        other = int(mistakes.argmax())
+        taken = f"{one.class_names[other]} ({mistakes[other]:,})" if mistakes[other] else ""
+        share = f"{100 * one.confusion[number, number] / counts[number]:.2f}"
+        table.add_row(escape(one.class_names[number]), f"{counts[number]:,}", share, escape(taken))
+    console.print("[italic]Accuracy in % of each class[/italic]", table, sep="\n")
+    if len(seen) > MOST_CLASSES:
+        console.print(f"… and {len(seen) - MOST_CLASSES} classes more; --json has them all")

@@ -1,0 +1,114 @@
+"""`pfedseq predict` and `evaluate`: what the clients' models are for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pfedseq.cli.options import EXIT_BAD_INPUT
+
+Models = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A finished run, an export, or a PEFT folder."),
+]
+Client = Annotated[
+    str | None, typer.Option("--client", "-c", help="A client's name, or its number from 0.")
+]
+MethodName = Annotated[
+    str | None, typer.Option("--method", "-m", help="Whose models; default: the run's first.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def predict(
+    run: Models,
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGE...", help="Files, folders or patterns.")
+    ],
+    client: Client = None,
+    method: MethodName = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Name the classes of images with a client's personal model.
+
+    Examples:
+
+    - `pfedseq predict runs/tiles --client mill photo.jpg`
+
+    - `pfedseq predict runs/tiles --client mill 'new/**/*.jpg' --top 3 --json`
+
+    - `pfedseq predict exported/mill photo.jpg`
+    """
+    from pfedseq.cli.model_tables import print_predictions
+    from pfedseq.report.progress import StepDisplay
+    from pfedseq.serving.client_models import ClientModels
+    from pfedseq.serving.prediction import Prediction, find_images, predict_files
+
+    models = ClientModels.open(run, method)
+    index = models.find(client)
+    files = find_images(images)
+    found, problems = [], []
+    with StepDisplay() as display:
+        for outcome in predict_files(models.load(index), files, top, display.report):
+            if isinstance(outcome, Prediction):
+                found.append(outcome)
+            else:
+                problems.append(outcome)
+    if as_json:
+        whose = {"client": models.names[index], "method": models.method}
+        print(json.dumps([whose | one.to_json() for one in found], indent=2, ensure_ascii=False))
+    elif found:
+        print_predictions(found)
+    for problem in problems:
+        print(f"pfedseq: {problem}", file=sys.stderr)
+    if problems:
+        raise typer.Exit(EXIT_BAD_INPUT)
+
+
+def evaluate(
+    run: Models,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder or archive of images, a folder for each class."),
+    ] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option("--client", "-c", help="A client; may be repeated. Default: all."),
+    ] = None,
+    method: MethodName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how good clients' models are: on labelled images, or on their own test images.
+
+    Examples:
+
+    - `pfedseq evaluate runs/tiles --client mill --data photos/quarry`
+
+    - `pfedseq evaluate runs/tiles` (all clients, each on the test images of the run)
+    """
+    from pfedseq.cli.model_tables import print_evaluations
+    from pfedseq.report.progress import StepDisplay
+    from pfedseq.serving.client_models import ClientModels
+    from pfedseq.serving.evaluation import LabelledImages, OwnTestImages, evaluate_on_folder
+
+    models = ClientModels.open(run, method)
+    chosen = [models.find(name) for name in client] if client else range(len(models.places))
+    with StepDisplay() as display:
+        images = OwnTestImages(run) if data is None else LabelledImages(data)
+        found = {}
+        for index in chosen:
+            name, model = models.names[index], models.load(index)
+            if isinstance(images, OwnTestImages):
+                found[name] = images.evaluate(model, name, display.report)
+            else:
+                found[name] = evaluate_on_folder(model, images, display.report)
+    if as_json:
+        described = {name: result.to_json() for name, result in found.items()}
+        print(json.dumps(described, indent=2, ensure_ascii=False))
+    else:
+        print_evaluations(found)

@@ -1,0 +1,185 @@
+"""PEFT's own format for an adapter and its head: written from (θ, ω), and read from anybody's.
+
+A folder fits transformers' `ViTForImageClassification`: the adapter sits in its `vit`, and the
+head is its `classifier`, which PEFT keeps under `modules_to_save`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from pfedseq.errors import InputError
+from pfedseq.files import write_atomically
+from pfedseq.model.adapted import AdaptedModel
+from pfedseq.model.adapter_config import AdapterConfig, Target
+from pfedseq.model.adapters import MODULES, peft_config
+from pfedseq.params import Params
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+_PREFIX = "base_model.model."
+"""PEFT's wrapper in front of every parameter name of a saved adapter."""
+_HEAD = "classifier"
+_ADAPTER_NAME = re.compile(r"\.default(?=\.|$)")
+"""A model may carry several adapters by name; a saved one has no name."""
+
+_KEY = re.compile(
+    r"(?:vit\.)?(?:encoder\.)?layers?\.(?P<layer>\d+)\.(?P<module>.+?)"
+    r"\.(?P<part>lora_A|lora_B|lora_magnitude_vector|ia3_l)(?:\.weight)?"
+)
+_NAMES_BEFORE_TRANSFORMERS_5 = {
+    "attention.attention.query": "query",
+    "attention.attention.key": "key",
+    "attention.attention.value": "value",
+    "attention.output.dense": "output",
+    "intermediate.dense": "mlp_in",
+    "output.dense": "mlp_out",
+}
+_TARGETS: dict[str, Target] = {
+    **{module: target for target, module in MODULES.items()},
+    **_NAMES_BEFORE_TRANSFORMERS_5,  # type: ignore[dict-item]
+}
+_LEAF = {
+    "lora_A": "lora_A.default.weight",
+    "lora_B": "lora_B.default.weight",
+    "lora_magnitude_vector": "lora_magnitude_vector.default.weight",
+    "ia3_l": "ia3_l.default",
+}
+"""PEFT's names within a model for what a file calls by the shorter one."""
+
+
+def write_peft_folder(folder: Path, model: AdaptedModel, phi: Params, base: str) -> None:
+    """The adapter and the head under PEFT's names; `base` is the backbone to put them on."""
+    weights = {
+        f"{_PREFIX}vit.{_ADAPTER_NAME.sub('', name)}": tensor
+        for name, tensor in model.layout.unflatten(phi.adapter).items()
+    }
+    weight, bias = model.split_head(phi.head)
+    weights |= {f"{_PREFIX}{_HEAD}.weight": weight, f"{_PREFIX}{_HEAD}.bias": bias}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    config = peft_config(model.adapter_config, model.depth)
+    config.base_model_name_or_path = base
+    config.modules_to_save = [_HEAD]
+    config.inference_mode = True
+    described = {
+        key: sorted(value) if isinstance(value, set) else value
+        for key, value in config.to_dict().items()
+    }
+    write_atomically(folder / WEIGHTS_FILE, save(plain, metadata={"format": "pt"}))
+    text = json.dumps(described, indent=2, default=str, sort_keys=True)
+    write_atomically(folder / CONFIG_FILE, text + "\n")
+
+
+@dataclass(frozen=True)
+class PeftFolder:
+    """What a PEFT folder holds, in this project's words."""
+
+    adapter: AdapterConfig
+    """With `layers` as a list: a folder does not tell how many the backbone has."""
+    named: dict[str, Tensor]
+    """Adapter weights by the names of `AdapterLayout`."""
+    head: tuple[Tensor, Tensor] | None
+    """Weight (C, F) and bias (C,), where the folder has a head."""
+    base: str
+    """What it calls its backbone, '' where it does not."""
+
+
+def read_peft_folder(folder: Path) -> PeftFolder:
+    """Read an adapter for a ViT that this project or anyone else has saved.
+
+    Which layers and projections carry it is told by the weights themselves; names as they were
+    before transformers 5 are known, too.
+    """
+    options = _read_config(folder / CONFIG_FILE)
+    weights = _read_weights(folder / WEIGHTS_FILE)
+    head_weight, head_bias = (
+        weights.pop(f"{_PREFIX}{_HEAD}.{part}", None) for part in ("weight", "bias")
+    )
+    named: dict[str, Tensor] = {}
+    layers: set[int] = set()
+    targets: set[Target] = set()
+    for name, tensor in weights.items():
+        found = _KEY.fullmatch(_ADAPTER_NAME.sub("", name.removeprefix(_PREFIX)))
+        target = _TARGETS.get(found["module"]) if found else None
+        if found is None or target is None:
+            raise InputError(
+                f"{folder / WEIGHTS_FILE} has a tensor {name!r} that belongs to no adapter of a "
+                "ViT's attention or MLP: LoRA, DoRA and IA3 on these, and a `classifier`, are read"
+            )
+        layers.add(int(found["layer"]))
+        targets.add(target)
+        named[f"layers.{found['layer']}.{MODULES[target]}.{_LEAF[found['part']]}"] = tensor.float()
+    if not named:
+        raise InputError(f"{folder / WEIGHTS_FILE} has no adapter weights in it")
+    if (head_weight is None) != (head_bias is None):
+        raise InputError(f"{folder / WEIGHTS_FILE} has half a classifier: its weight or bias")
+    head = None
+    if head_weight is not None and head_bias is not None:
+        head = (head_weight.float(), head_bias.float())
+    adapter = _adapter_config(options, targets, layers, named, folder)
+    return PeftFolder(adapter, named, head, str(options.get("base_model_name_or_path") or ""))
+
+
+def _adapter_config(
+    options: Mapping[str, Any],
+    targets: set[Target],
+    layers: set[int],
+    named: Mapping[str, Tensor],
+    folder: Path,
+) -> AdapterConfig:
+    common: dict[str, Any] = {
+        "targets": tuple(target for target in get_args(Target) if target in targets),
+        "layers": tuple(sorted(layers)),
+    }
+    kind = options.get("peft_type")
+    if kind == "IA3":
+        return AdapterConfig(kind="ia3", **common)
+    if kind != "LORA":
+        raise InputError(f"{folder} holds a PEFT adapter of type {kind!r}: LORA and IA3 are read")
+    for key, harmless in (("rank_pattern", {}), ("alpha_pattern", {}), ("bias", "none")):
+        if options.get(key) not in (harmless, None):
+            raise InputError(
+                f"{folder / CONFIG_FILE} has {key} = {options[key]!r}: every layer must carry the "
+                "same adapter, without biases"
+            )
+    rank = next(len(tensor) for name, tensor in named.items() if ".lora_A." in name)
+    alpha = float(options.get("lora_alpha", rank))
+    if options.get("use_rslora"):  # its update is scaled by α / √r, ours by α / r
+        alpha *= math.sqrt(rank)
+    kind = "dora" if options.get("use_dora") else "lora"
+    return AdapterConfig(kind=kind, rank=rank, alpha=alpha, **common)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path.parent} is no PEFT adapter: it has no {path.name}") from None
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{path} is not readable: {problem}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} should hold a JSON object, not a {type(values).__name__}")
+    return values
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise InputError(
+            f"{path.parent} has no {path.name}: save the adapter with safe_serialization=True "
+            "(pickled weights are not read)"
+        ) from None
+    except (SafetensorError, OSError) as problem:
+        raise InputError(f"{path} is not a whole safetensors file ({problem})") from None

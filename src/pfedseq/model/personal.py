@@ -1,0 +1,231 @@
+"""A client's personal model: one adapter and head on a backbone, with all that a prediction needs.
+
+Saved, it is a standard PEFT folder with two small files beside: `preprocessor_config.json`, which
+transformers reads, and `personal_model.json` with the classes' names and where the backbone is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedseq.data.decode import Window, decode
+from pfedseq.data.source import RawImage
+from pfedseq.errors import InputError
+from pfedseq.files import write_atomically
+from pfedseq.model.adapted import AdaptedModel
+from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.model.backbone import Backbone, load_backbone
+from pfedseq.model.peft_folder import PeftFolder, read_peft_folder, write_peft_folder
+from pfedseq.model.pixels import normalise
+from pfedseq.params import Params
+
+ABOUT_FILE, PROCESSOR_FILE = "personal_model.json", "preprocessor_config.json"
+FORMAT = 1
+PREDICTION_BATCH = 64
+BICUBIC = 3
+"""Pillow's number for it, as preprocessor_config.json wants it."""
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """φ on a shared backbone; many of them cost one backbone and N small vectors."""
+
+    model: AdaptedModel
+    phi: Params
+    class_names: tuple[str, ...]
+    window: Window | None = None
+    """What becomes black and white in grey images of more than 8 bits."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Whose it is: `client`, `method`, `num_train` and the like, where that is known."""
+
+    def save(self, folder: Path, base: str | None = None) -> None:
+        """Write the folder; `base` is what others find the backbone by, if not by its name."""
+        backbone = self.model.backbone
+        write_peft_folder(folder, self.model, self.phi, base or backbone.name)
+        write_processor(folder, backbone)
+        about = {
+            "format": FORMAT,
+            **self.about,
+            "backbone": {
+                "name": base or backbone.name,
+                "num_heads": None if base else backbone.num_heads,
+            },
+            "class_names": list(self.class_names),
+            "window": self.window,
+        }
+        text = json.dumps(about, indent=2, ensure_ascii=False)
+        write_atomically(folder / ABOUT_FILE, text + "\n")
+
+    @classmethod
+    def load(cls, folder: Path, shared: AdaptedModel | None = None) -> PersonalModel:
+        """Read a folder back, on the `shared` model where it fits: the backbone is loaded once.
+
+        Also reads other people's PEFT folders that have a head, if their backbone is found.
+        """
+        read, about = read_peft_folder(folder), read_about(folder)
+        if read.head is None:
+            raise InputError(f"{folder} has no head: an adapter alone predicts no class")
+        weight, bias = read.head
+        class_names = tuple(map(str, about.pop("class_names", range(len(weight)))))
+        if not len(weight) == len(bias) == len(class_names):
+            raise InputError(
+                f"{folder} has {len(class_names)} class names for a head of {len(weight)} classes"
+            )
+        backbone = _asked_backbone(folder, read, about)
+        if shared is None or not _fits(shared, backbone, read.adapter, len(weight)):
+            loaded = load_backbone(
+                backbone.name,
+                backbone.image_size,
+                backbone.mean,
+                backbone.std,
+                num_heads=backbone.num_heads,
+            )
+            shared = AdaptedModel(loaded, read.adapter, len(weight), seed=0)
+        phi = params_of(read, shared, folder)
+        window = about.pop("window", None)
+        about = {key: value for key, value in about.items() if key not in ("format", "backbone")}
+        return cls(shared, phi, class_names, None if window is None else tuple(window), about)
+
+    def read(self, image: RawImage) -> NDArray[np.uint8]:
+        """A file, or pixels of any size, as (3, S, S); refuses what is not an image."""
+        return decode(image, self.model.backbone.image_size, self.window).pixels
+
+    def inputs(self, images: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """What `read` gave as the backbone takes it (B, 3, S, S)."""
+        backbone = self.model.backbone
+        raw = torch.from_numpy(np.stack(images)).to(self.model.device)
+        return normalise(raw, backbone.mean, backbone.std)
+
+    @torch.no_grad()
+    def logits(self, pixels: Tensor) -> Tensor:
+        """(B, C): what the run's own evaluation computes."""
+        features = self.model.merged(self.phi.adapter)(self.model.inputs(pixels))
+        return self.model.classify(self.phi.head, features)
+
+    def predict(self, images: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """Each class's probability (B, C), in the order of `class_names`, of what `read` gave."""
+        parts = [
+            self.logits(self.inputs(images[start : start + PREDICTION_BATCH])).softmax(1)
+            for start in range(0, len(images), PREDICTION_BATCH)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, len(self.class_names))
+
+
+def save_personal_model(
+    folder: Path,
+    model: AdaptedModel,
+    phi: Params,
+    class_names: tuple[str, ...],
+    window: Window | None = None,
+    **about: Any,
+) -> None:
+    """Write what `PersonalModel.load` and PEFT read; `about` says whose it is."""
+    PersonalModel(model, phi, class_names, window, about).save(folder)
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What a folder says of itself beyond PEFT's files; nothing where others made it."""
+    return _read_json(folder / ABOUT_FILE)
+
+
+def params_of(read: PeftFolder, model: AdaptedModel, folder: Path) -> Params:
+    """φ out of a PEFT folder; its head is the model's initial one where the folder has none."""
+    expected = set(model.layout.names())
+    if unknown := sorted(set(read.named) - expected):
+        raise InputError(f"{folder} does not fit the backbone: it has an adapter for {unknown[0]}")
+    adapter = model.layout.flatten(read.named)
+    head = model.initial.head
+    if read.head is not None:
+        weight, bias = read.head
+        if weight.shape != (model.num_classes, model.feature_dim):
+            raise InputError(
+                f"{folder} has a head of shape {tuple(weight.shape)} where "
+                f"({model.num_classes}, {model.feature_dim}) is expected"
+            )
+        head = torch.cat([weight.reshape(-1), bias])
+    return Params(adapter.to(model.device), head.to(model.device))
+
+
+def write_processor(folder: Path, backbone: Backbone) -> None:
+    """How images become inputs, as transformers' `ViTImageProcessor` reads it."""
+    side = backbone.image_size
+    settings = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"height": side, "width": side},
+        "resample": BICUBIC,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(backbone.mean),
+        "image_std": list(backbone.std),
+    }
+    write_atomically(folder / PROCESSOR_FILE, json.dumps(settings, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The backbone that a folder names; None is for what the backbone itself says."""
+
+    name: str
+    num_heads: int | None
+    image_size: int | None
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+
+
+def _asked_backbone(folder: Path, read: PeftFolder, about: Mapping[str, Any]) -> _Asked:
+    processor, named = _read_json(folder / PROCESSOR_FILE), about.get("backbone", {})
+    name = named.get("name") or read.base
+    if not name:
+        raise InputError(f"{folder} does not say which backbone its adapter is for")
+    beside = folder / name
+    if beside.is_dir():  # an export's own copy of the backbone, by a relative path
+        name = str(beside.resolve())
+    size = processor.get("size", {})
+    return _Asked(
+        name,
+        named.get("num_heads"),
+        size.get("height") if isinstance(size, dict) else size,
+        processor.get("image_mean"),
+        processor.get("image_std"),
+    )
+
+
+def _fits(model: AdaptedModel, asked: _Asked, adapter: AdapterConfig, num_classes: int) -> bool:
+    backbone, config = model.backbone, model.adapter_config
+    depth = model.depth
+    return (
+        backbone.name == asked.name
+        and backbone.num_heads == asked.num_heads
+        and asked.image_size in (None, backbone.image_size)
+        and (asked.mean is None or tuple(asked.mean) == backbone.mean)
+        and (asked.std is None or tuple(asked.std) == backbone.std)
+        and model.num_classes == num_classes
+        and (config.kind, {*config.targets}) == (adapter.kind, {*adapter.targets})
+        and config.layers_of(depth) == adapter.layers_of(depth)
+        and (adapter.kind == "ia3" or (config.rank, config.alpha) == (adapter.rank, adapter.alpha))
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is no such file."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{path} is not readable: {problem}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} should hold a JSON object, not a {type(values).__name__}")
+    return values

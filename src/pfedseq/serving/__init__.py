@@ -1,0 +1,1 @@
+"""What a run's models are for: predictions, evaluation, export, and a service for all clients."""

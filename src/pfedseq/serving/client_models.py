@@ -1,0 +1,93 @@
+"""The personal models that lie somewhere: in a run, in an export, or a single PEFT folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfedseq.config import load_config
+from pfedseq.errors import InputError
+from pfedseq.model.adapted import AdaptedModel
+from pfedseq.model.peft_folder import CONFIG_FILE
+from pfedseq.model.personal import PersonalModel, read_about
+from pfedseq.runs.folder import RunFolder
+from pfedseq.words import some
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one client's model lies."""
+
+    client: str
+    folder: Path
+
+
+class ClientModels:
+    """All clients' models of one method; loaded one by one, on one backbone."""
+
+    def __init__(self, path: Path, method: str | None, places: list[Place]) -> None:
+        self.path, self.method, self.places = path, method, places
+        self._shared: AdaptedModel | None = None
+
+    @classmethod
+    def open(cls, path: Path, method: str | None = None) -> ClientModels:
+        """Find the models; of a run's methods the first, unless `method` names another."""
+        if not path.is_dir():
+            raise InputError(f"there is no folder {path}")
+        if (path / CONFIG_FILE).exists():
+            return cls(path, method or read_about(path).get("method"), [_place(path)])
+        folder = path
+        if RunFolder(path).config.exists():
+            method = _method_of_run(path, method)
+            folder = path / "adapters" / method
+        found = [entry.parent for entry in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
+        if not found:
+            raise InputError(
+                f"{folder} has no personal models: name the folder of a finished run, of an export "
+                "or of a PEFT adapter"
+            )
+        numbered = [(read_about(entry).get("number", len(found)), entry) for entry in found]
+        return cls(path, method, [_place(entry) for _, entry in sorted(numbered)])
+
+    @property
+    def names(self) -> list[str]:
+        """The clients in their order."""
+        return [place.client for place in self.places]
+
+    def find(self, client: str | None) -> int:
+        """The place of a client by its name, its folder's name or its number from 0."""
+        if client is None:
+            if len(self.places) == 1:
+                return 0
+            raise InputError(f"name one of the clients with --client: {some(self.names, 10)}")
+        for known in (self.names, [place.folder.name for place in self.places]):
+            if client in known:
+                return known.index(client)
+        if client.isdecimal() and int(client) < len(self.places):
+            return int(client)
+        raise InputError(f"{self.path} has no client {client!r}; it has {some(self.names, 10)}")
+
+    def load(self, index: int) -> PersonalModel:
+        """The model of the client at a place; the backbone is loaded with the first."""
+        loaded = PersonalModel.load(self.places[index].folder, self._shared)
+        self._shared = loaded.model
+        return loaded
+
+
+def _place(folder: Path) -> Place:
+    return Place(str(read_about(folder).get("client", folder.name)), folder)
+
+
+def _method_of_run(path: Path, method: str | None) -> str:
+    """The wanted method, or the first of the run that has left models."""
+    there = {entry.name for entry in path.glob("adapters/*") if entry.is_dir()}
+    if not there:
+        raise InputError(
+            f"{path} has no personal models yet: `pfedseq resume {path}` finishes the run"
+        )
+    if method is None:
+        in_order = [name for name in load_config(path / "config.toml").run.methods if name in there]
+        return in_order[0] if in_order else min(there)
+    if method not in there:
+        raise InputError(f"{path} has no models of {method!r}; it has {some(sorted(there))}")
+    return method

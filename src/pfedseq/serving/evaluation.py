@@ -1,0 +1,134 @@
+"""How good a client's model is: on labelled images of a folder, or on its own test images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy
+
+from pfedseq.config import load_config
+from pfedseq.data.folder import open_folder
+from pfedseq.data.image_store import Report, silent
+from pfedseq.data.loading import load_data
+from pfedseq.data.location import Location
+from pfedseq.data.record import data_record, difference
+from pfedseq.errors import InputError
+from pfedseq.model.personal import PREDICTION_BATCH, PersonalModel
+from pfedseq.runs.folder import RunFolder
+from pfedseq.words import some
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy and mean cross-entropy, and how often each class was taken for which."""
+
+    num_images: int
+    accuracy: float
+    loss: float
+    confusion: NDArray[np.int64]
+    """(C, C): images of the row's class that were taken for the column's."""
+    class_names: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """One object; the confusion has only the classes that occur."""
+        seen = [c for c in range(len(self.class_names)) if self.confusion[c].any()]
+        return {
+            "num_images": self.num_images,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "classes": {
+                self.class_names[c]: {
+                    "num_images": int(self.confusion[c].sum()),
+                    "accuracy": float(self.confusion[c, c] / self.confusion[c].sum()),
+                    "taken_for": {
+                        self.class_names[other]: int(self.confusion[c, other])
+                        for other in np.flatnonzero(self.confusion[c]).tolist()
+                    },
+                }
+                for c in seen
+            },
+        }
+
+
+class LabelledImages:
+    """Images of a folder with a folder for each class, decoded as they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise InputError(f"there is no file or folder {path}: check --data")
+        self.path, self.source = path, open_folder(Location(path.resolve(), None), "class")
+
+    def labels(self, class_names: Sequence[str]) -> NDArray[np.int64]:
+        """(n,) in the numbering of `class_names`; refuses classes that are not among them."""
+        known = {name: number for number, name in enumerate(class_names)}
+        if unknown := [name for name in self.source.class_names if name not in known]:
+            raise InputError(
+                f"{self.path} has folders of classes that the model does not know "
+                f"({some(unknown)}); it knows {some(list(class_names))}"
+            )
+        numbers = np.array([known[name] for name in self.source.class_names], dtype=np.int64)
+        return numbers[self.source.labels]
+
+    def read(self, model: PersonalModel) -> Iterator[NDArray[np.uint8]]:
+        """Each image as the model's backbone wants it, in order."""
+        for block in self.source.blocks:
+            for raw in block.read():
+                yield model.read(raw)
+
+
+def evaluate_on_folder(
+    model: PersonalModel, images: LabelledImages, report: Report = silent
+) -> Evaluation:
+    """Score a model on a folder of labelled images."""
+    return _evaluate(model, images.read(model), images.labels(model.class_names), report)
+
+
+class OwnTestImages:
+    """The test images that a run kept for each of its clients."""
+
+    def __init__(self, run: Path) -> None:
+        folder = RunFolder(run)
+        if not folder.config.exists():
+            raise InputError(f"{run} is no run with test images of its own: name some with --data")
+        config = load_config(folder.config)
+        self.data = load_data(config.data, config.run.seed)
+        then = folder.read_data()
+        if then is not None and (changed := difference(then, data_record(self.data))):
+            raise InputError(
+                f"the data are not those that {run} was made on ({changed}): bring back the former "
+                "data, or name images with --data"
+            )
+
+    def evaluate(self, model: PersonalModel, client: str, report: Report = silent) -> Evaluation:
+        """Score a client's model on its own test images."""
+        (indices,) = [c.test for c in self.data.clients if c.name == client]
+        images = self.data.images
+        return _evaluate(model, iter(images.images[indices]), images.labels[indices], report)
+
+
+@torch.no_grad()
+def _evaluate(
+    model: PersonalModel,
+    images: Iterator[NDArray[np.uint8]],
+    labels: NDArray[np.int64],
+    report: Report,
+) -> Evaluation:
+    size, total = len(model.class_names), len(labels)
+    if not total:
+        raise InputError("there are no images to evaluate on")
+    confusion, loss = np.zeros((size, size), dtype=np.int64), 0.0
+    for start in range(0, total, PREDICTION_BATCH):
+        wanted = labels[start : start + PREDICTION_BATCH]
+        logits = model.logits(model.inputs([next(images) for _ in wanted]))
+        loss += float(cross_entropy(logits.cpu(), torch.from_numpy(wanted), reduction="sum"))
+        np.add.at(confusion, (wanted, logits.argmax(1).cpu().numpy()), 1)
+        report("evaluating", start + len(wanted), total)
+    return Evaluation(
+        total, float(confusion.trace() / total), loss / total, confusion, model.class_names
+    )
