@@ -19,10 +19,14 @@ _BOXES_ONLY = "Last Resort"
 _TITLE_INCH_PER_LETTER = 0.075
 
 
-def save_png(figure: Figure, path: Path) -> None:
-    """Write a picture, whole or not at all."""
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a picture, whole or not at all: as SVG where it is named so, else as PNG."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    if path.suffix == ".svg":
+        with rc_context({"svg.hashsalt": "pfedseq"}):  # the same picture is the same file
+            figure.savefig(buffer, format="svg", metadata={"Date": None})
+    else:
+        figure.savefig(buffer, format="png")
     write_atomically(path, buffer.getvalue())
 
 

@@ -32,7 +32,7 @@ def test_the_figure_has_a_circle_where_a_client_has_a_class(skewed, tmp_path, mo
         drawn["offsets"] = figure.axes[0].collections[0].get_offsets()
         drawn["areas"] = figure.axes[0].collections[0].get_sizes()
 
-    monkeypatch.setattr("pfedseq.data.distribution.save_png", remember)
+    monkeypatch.setattr("pfedseq.data.distribution.save_picture", remember)
     draw_distribution(skewed, tmp_path / "figure.png")
     counts = np.stack([row.class_counts for row in describe_data(skewed)])
     places = {(int(x), int(y)) for x, y in drawn["offsets"]}
@@ -78,7 +78,7 @@ def test_nothing_is_drawn_beyond_the_picture(tmp_path, num_clients):
         seen["size"] = figure.get_size_inches() * figure.dpi
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pfedseq.data.distribution.save_png", measure)
+        patch.setattr("pfedseq.data.distribution.save_picture", measure)
         draw_distribution(FederatedData(images, clients), tmp_path / "x.png")
     width, height = seen["size"]
     for box in seen["boxes"]:

@@ -22,7 +22,7 @@ def run_folder(path, method, accuracies):
 
 def test_mean_range_and_markers_are_at_the_measured_rounds(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "save_png", lambda figure, path: drawn.append((figure, path)))
+    monkeypatch.setattr(figures, "save_picture", lambda figure, path: drawn.append((figure, path)))
     runs = {
         "local": [
             run_folder(tmp_path / "a", "local", {2: 0.2, 4: 0.6}),

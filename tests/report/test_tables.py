@@ -9,9 +9,10 @@ from rich.console import Console
 
 from pfedseq.data.distribution import ClientRow
 from pfedseq.data.preparing import Prepared
+from pfedseq.experiments.statistics import MeanStd
 from pfedseq.methods import METHODS
 from pfedseq.report import tables
-from pfedseq.report.comparison import ComparisonRow, MeanStd
+from pfedseq.report.comparison import ComparisonRow
 from pfedseq.runs.records import BestRound, Cost, MethodSummary, RunSummary
 
 

@@ -1,5 +1,8 @@
 """A sweep: what is finished is kept, what was cut off goes on, and worlds are shared rightly."""
 
+import subprocess
+import sys
+
 import pytest
 
 from pfedseq.config import make_config
@@ -124,3 +127,61 @@ def test_a_damaged_summary_is_said(tmp_path):
     folder.summary.write_text('{"methods": {"local": {}}}')
     with pytest.raises(InputError, match="not readable"):
         folder.read_summary()
+
+
+def test_two_processes_share_the_work(tmp_path):
+    """Two processes at once on one folder: every run is made by one of them, none twice."""
+    work = (
+        "import sys, pathlib\n"
+        "from pfedseq.config import make_config\n"
+        "from pfedseq.runs.sweep import methods_by_seeds, sweep\n"
+        "from tests.runs.test_sweep import QUICK\n"
+        "entries = methods_by_seeds(make_config(QUICK), ['local', 'fedavg'], [0, 1])\n"
+        "out = pathlib.Path(sys.argv[1])\n"
+        "print(len(sweep(entries, out, lambda entry: print(entry.label))))\n"
+    )
+    command = [sys.executable, "-c", work, str(tmp_path)]
+    pair = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0].split() for process in pair]
+    assert [lines_of[-1] for lines_of in said] == ["4", "4"]  # both end with all four results
+    begun = [label for lines_of in said for label in lines_of[:-1]]
+    assert sorted(begun) == ["fedavg/seed_0", "fedavg/seed_1", "local/seed_0", "local/seed_1"]
+
+
+def test_a_killed_process_leaves_its_run_to_another(tmp_path, monkeypatch):
+    monkeypatch.setattr("pfedseq.runs.sweep.SECONDS_BETWEEN_LOOKS", 0.05)
+    entries = methods_by_seeds(make_config(QUICK), ["local", "fedavg"], [0])
+    holds = (
+        "import sys, time, pathlib\n"
+        "from pfedseq.files import claim\n"
+        "with claim(pathlib.Path(sys.argv[1])) as ours:\n"
+        "    print(ours, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    place = str(entries[0].folder(tmp_path).path)
+    with subprocess.Popen([sys.executable, "-c", holds, place], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"True\n"
+        begun, told = [], []
+
+        def tell(sentence):
+            told.append(sentence)
+            holder.kill()  # it dies while we wait for it
+
+        sweep(entries, tmp_path, lambda entry: begun.append(entry.label), tell=tell)
+    assert begun == ["fedavg/seed_0", "local/seed_0"]
+    assert told == ["waiting for 1 of the runs, which other processes have in hand"]
+
+
+def test_a_run_that_fails_ends_the_sweep_unless_somebody_hears_of_it(tmp_path):
+    config = make_config(QUICK, ["methods.fedavg.lr=1e30"])
+    entries = methods_by_seeds(config, ["fedavg", "local"], [0])
+    with pytest.raises(InputError, match="diverged"):
+        sweep(entries, tmp_path / "strict")
+    problems = {}
+    done = sweep(
+        entries,
+        tmp_path / "lenient",
+        failed=lambda entry, problem: problems.update({entry.label: str(problem)}),
+    )
+    assert list(done) == ["local/seed_0"]
+    assert "diverged" in problems["fedavg/seed_0"]

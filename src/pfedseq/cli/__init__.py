@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pfedseq import __version__
-from pfedseq.cli import data, lists, models, run
+from pfedseq.cli import data, experiments, lists, models, run
 from pfedseq.cli.options import EXIT_BAD_INPUT
 from pfedseq.errors import InputError
 
@@ -26,6 +26,7 @@ for command in (
     run.compare,
     models.predict,
     models.evaluate,
+    experiments.reproduce,
     lists.methods,
     lists.datasets,
     lists.presets,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
+
+from pfedseq.errors import InputError
 
 EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 
@@ -28,3 +32,33 @@ def assignments(
     options = {"run.rounds": rounds, "run.seed": seed, "engine.device": device}
     given = [f"{key}={value}" for key, value in options.items() if value is not None]
     return [*(overrides or []), *given]
+
+
+def words(text: str | None) -> list[str]:
+    """What a comma-separated option names."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def numbers(text: str | None, option: str) -> list[int]:
+    """The whole numbers of a comma-separated option."""
+    try:
+        return [int(word) for word in words(text)]
+    except ValueError:
+        raise InputError(f"{option} {text!r} must be whole numbers, e.g. 0,1,2") from None
+
+
+def tell(sentence: str) -> None:
+    """Let the user know something that is no error."""
+    print(f"pfedseq: note: {sentence}", file=sys.stderr)
+
+
+def tell_once() -> Callable[[str], None]:
+    """Tell each sentence the first time only: every seed's world has the same to say."""
+    told: set[str] = set()
+
+    def tell_new(sentence: str) -> None:
+        if sentence not in told:
+            told.add(sentence)
+            tell(sentence)
+
+    return tell_new

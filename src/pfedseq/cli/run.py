@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pfedseq.cli.options import EXIT_INTERRUPTED, ConfigName, Device, Overrides, Rounds, assignments
+from pfedseq.cli.options import (
+    EXIT_INTERRUPTED,
+    ConfigName,
+    Device,
+    Overrides,
+    Rounds,
+    assignments,
+    numbers,
+    tell,
+    tell_once,
+    words,
+)
 from pfedseq.errors import InputError
 
 
@@ -47,7 +57,7 @@ def run(
         values.append(f"run.methods=[{names}]")
     checked = load_config(config, values)
     folder = out or Path("runs") / f"{checked.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    _show(checked, lambda listener: run_config(checked, folder, listener, _tell), folder)
+    _show(checked, lambda listener: run_config(checked, folder, listener, tell), folder)
 
 
 def resume(
@@ -96,39 +106,22 @@ def compare(
     from pfedseq.runs.folder import RunFolder
     from pfedseq.runs.sweep import methods_by_seeds, sweep
 
-    names = list(METHODS) if methods == "all" else [n.strip() for n in methods.split(",")]
+    names = list(METHODS) if methods == "all" else words(methods)
     for name in names:
         find_method(name)
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise InputError(f"--seeds {seeds!r} must be whole numbers, e.g. 0,1,2") from None
+    seed_numbers = numbers(seeds, "--seeds")
+    if not seed_numbers:
+        raise InputError("--seeds must name at least one seed, e.g. 0,1,2")
     checked = load_config(config, assignments(overrides, rounds, None, device))
     folder = out or Path("runs") / f"compare-{checked.run.name}"
-    entries = methods_by_seeds(checked, names, numbers)
+    entries = methods_by_seeds(checked, names, seed_numbers)
     with SequenceDisplay(len(entries), folder) as display:
-        sweep(entries, folder, display.announce, draw_curves, _tell_once())
-    runs = {name: [RunFolder(folder / name / f"seed_{s}") for s in numbers] for name in names}
+        sweep(entries, folder, display.announce, draw_curves, tell_once())
+    runs = {name: [RunFolder(folder / name / f"seed_{s}") for s in seed_numbers] for name in names}
     rows = compare_runs(runs)
-    write_comparison(rows, numbers, folder / "comparison.json")
+    write_comparison(rows, seed_numbers, folder / "comparison.json")
     draw_comparison(runs, folder / "curves.png")
-    print_comparison(rows, numbers, folder)
-
-
-def _tell(sentence: str) -> None:
-    print(f"pfedseq: note: {sentence}", file=sys.stderr)
-
-
-def _tell_once() -> Callable[[str], None]:
-    """Tell each sentence the first time only: every seed's world has the same to say."""
-    told: set[str] = set()
-
-    def tell(sentence: str) -> None:
-        if sentence not in told:
-            told.add(sentence)
-            _tell(sentence)
-
-    return tell
+    print_comparison(rows, seed_numbers, folder)
 
 
 def _show(config: Any, work: Any, folder: Path) -> None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pfedseq.data.dataset import FederatedData, all_images
-from pfedseq.drawing import can_be_drawn, fonts_for, labels, save_png, set_title
+from pfedseq.drawing import can_be_drawn, fonts_for, labels, save_picture, set_title
 from pfedseq.words import count, some
 
 LARGEST_CIRCLE = 220.0
@@ -50,7 +50,7 @@ def describe_data(data: FederatedData) -> tuple[ClientRow, ...]:
 
 
 def draw_distribution(data: FederatedData, path: Path) -> None:
-    """The paper's data distribution figure as a PNG.
+    """The paper's data distribution figure.
 
     Clients are on the x axis, classes on the y axis, and the area of a circle is the number of
     images.
@@ -82,7 +82,7 @@ def draw_distribution(data: FederatedData, path: Path) -> None:
         total = count(int(counts.sum()), "image")
         called = data.images.name if can_be_drawn(data.images.name) else "data"
         set_title(figure, f"{called}: {total}, largest circle {present.max():,}")
-        save_png(figure, path)
+        save_picture(figure, path)
 
 
 def undrawable(data: FederatedData) -> list[str]:

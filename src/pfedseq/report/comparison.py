@@ -6,25 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
+from pfedseq.experiments.statistics import MeanStd
 from pfedseq.files import write_atomically
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import MethodSummary
-
-
-@dataclass(frozen=True)
-class MeanStd:
-    """A mean over seeds and its standard deviation (0 for one seed)."""
-
-    mean: float
-    std: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> MeanStd:
-        """Sample mean and standard deviation."""
-        return cls(fmean(values), stdev(values) if len(values) > 1 else 0.0)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 
-from pfedseq.drawing import save_png
+from pfedseq.drawing import save_picture
 from pfedseq.methods import METHODS
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import Scores, evaluated
@@ -85,4 +85,4 @@ def _by_round(seeds: Sequence[Measured]) -> tuple[list[int], list[list[float]]]:
 
 def _save(figure: Figure, path: Path) -> None:
     figure.legend(title="mean, last round", frameon=False, loc="outside right upper")
-    save_png(figure, path)
+    save_picture(figure, path)

@@ -20,7 +20,8 @@ from pfedseq.words import count, size
 if TYPE_CHECKING:
     from pfedseq.data.distribution import ClientRow
     from pfedseq.data.preparing import Prepared
-    from pfedseq.report.comparison import ComparisonRow, MeanStd
+    from pfedseq.experiments.statistics import MeanStd
+    from pfedseq.report.comparison import ComparisonRow
     from pfedseq.runs.records import RunSummary
 
 MOST_CLIENT_ROWS, MOST_METHOD_COLUMNS = 25, 6

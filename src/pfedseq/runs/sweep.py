@@ -1,11 +1,13 @@
 """Many runs in one folder: what is there already is kept, what was cut off goes on.
 
 A sweep is a list of entries (label, config); the run of an entry is the folder OUT/LABEL. Tables,
-figures and searches are functions of these folders.
+figures and searches are functions of these folders. Several processes may work on one sweep: each
+takes runs that no other has in hand.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -13,10 +15,14 @@ from pathlib import Path, PurePosixPath
 from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.record import DataRecord, data_record, difference
 from pfedseq.errors import InputError
+from pfedseq.files import claim
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import RunSummary
 from pfedseq.runs.run import Listener, Tell, run_methods, tell_nobody
 from pfedseq.runs.world import World
+
+SECONDS_BETWEEN_LOOKS = 2.0
+"""How often a process with nothing left to do looks whether another has finished, or died."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,17 @@ def sweep(
     announce: Callable[[Entry], Listener | None] = lambda _: None,
     finished: Callable[[RunFolder], None] = lambda _: None,
     tell: Tell = tell_nobody,
+    failed: Callable[[Entry, InputError], None] | None = None,
 ) -> dict[str, RunSummary]:
     """Run what `out` does not hold yet and return all summaries by label.
 
     May be stopped and called again at any time: a finished run is never repeated, and one that
-    was cut off continues from its checkpoints. `announce` is asked before each run for someone to
-    listen to its rounds; `finished` gets its folder; `tell` gets what the user should know.
+    was cut off continues from its checkpoints. A run that another process has in hand is left to
+    it, and waited for at the end; if that process dies, it is taken over. `announce` is asked
+    before each run for someone to listen to its rounds; `finished` gets its folder; `tell` gets
+    what the user should know. A run that cannot be made, such as one that diverges, ends the
+    sweep, or, where `failed` is given, is told to it and missing from the result.
+
     Consecutive entries that differ only in their methods, rounds or local training share one
     world. Runs that were to have the same data and had not are refused.
     """
@@ -53,32 +64,57 @@ def sweep(
         if (record := entry.folder(out).read_data()) is not None:
             seen.check(entry, record, out)
     world: World | None = None
-    for entry in entries:
-        folder = entry.folder(out)
-        if folder.summary.exists():
-            continue
-        if world is None or not world.serves(entry.config):
-            world = World.build(entry.config)
-            seen.check(entry, data_record(world.data), out)
-            for note in world.notes:
-                tell(note)
-        listener = announce(entry)
-        RunFolder.create(folder.path, dump_config(world.written_out(entry.config)))
-        run_methods(replace(world, config=entry.config), folder, listener)
-        finished(folder)
-    return {entry.label: entry.folder(out).read_summary() for entry in entries}
+    left, said_to_wait = list(entries), False
+    missing: set[str] = set()
+    while left:
+        elsewhere = []
+        for entry in left:
+            folder = entry.folder(out)
+            if folder.summary.exists():
+                continue
+            with claim(folder.path) as ours:
+                if not ours:
+                    elsewhere.append(entry)
+                    continue
+                if folder.summary.exists():  # finished while we took the lock
+                    continue
+                if world is None or not world.serves(entry.config):
+                    world = World.build(entry.config)
+                    seen.check(entry, data_record(world.data), out)
+                    for note in world.notes:
+                        tell(note)
+                try:
+                    listener = announce(entry)
+                    RunFolder.create(folder.path, dump_config(world.written_out(entry.config)))
+                    run_methods(replace(world, config=entry.config), folder, listener)
+                except InputError as problem:
+                    if failed is None:
+                        raise
+                    missing.add(entry.label)
+                    failed(entry, problem)
+                else:
+                    finished(folder)
+        if elsewhere and len(elsewhere) == len(left):
+            if not said_to_wait:
+                tell(
+                    f"waiting for {len(elsewhere)} of the runs, which other processes have in hand"
+                )
+                said_to_wait = True
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        left = elsewhere
+    return {e.label: e.folder(out).read_summary() for e in entries if e.label not in missing}
 
 
 def methods_by_seeds(config: Config, methods: Sequence[str], seeds: Sequence[int]) -> list[Entry]:
     """A config with each method alone and each seed, as METHOD/seed_S, ordered by seed."""
     return [
-        Entry(f"{name}/seed_{seed}", _single(config, name, seed))
+        Entry(f"{name}/seed_{seed}", single(config, name, seed))
         for seed in seeds
         for name in methods
     ]
 
 
-def _single(config: Config, method: str, seed: int) -> Config:
+def single(config: Config, method: str, seed: int) -> Config:
     """The same run with one method and one seed."""
     section = config.run.model_copy(update={"methods": (method,), "seed": seed})
     methods = {name: options for name, options in config.methods.items() if name == method}

@@ -1,0 +1,116 @@
+"""`pfedseq reproduce`: the paper's tables and figures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pfedseq.cli.options import (
+    EXIT_INTERRUPTED,
+    Device,
+    Overrides,
+    Rounds,
+    assignments,
+    numbers,
+    tell_once,
+    words,
+)
+from pfedseq.errors import InputError
+
+EXIT_INCOMPLETE = 3
+
+
+def reproduce(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A table or figure; without one, they are listed.", show_default=False),
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="paper, lab, demo, or the path of a .toml file.")
+    ] = "lab",
+    dataset: Annotated[
+        str | None, typer.Option(help="Data sets, comma-separated; default: the paper's.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated.")] = "0,1,2",
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, comma-separated; default: all thirteen.")
+    ] = None,
+    values: Annotated[
+        str | None, typer.Option(help="L or W, comma-separated; default: the paper's.")
+    ] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Run nothing: show what is finished by now.")
+    ] = False,
+    rounds: Rounds = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default runs/reproduce-PRESET.")] = None,
+    device: Device = None,
+    overrides: Overrides = None,
+) -> None:
+    """Make a table or figure of the paper, our numbers beside the paper's.
+
+    What is finished is never run again, and what was cut off goes on. Call it in two terminals, and
+    both work on the same table. Runs that several tables need are made once.
+
+    Examples:
+
+    - `pfedseq reproduce` lists tables and figures
+
+    - `pfedseq reproduce table1 --preset lab --dataset pacs --seeds 0`
+
+    - `pfedseq reproduce length --values 1,5,10 --preset demo`
+
+    - `pfedseq reproduce table1 --finished` shows how far it is
+    """
+    from pfedseq.experiments.catalogue import Choice
+    from pfedseq.experiments.reproduce import (
+        Reproduction,
+        collect,
+        draw_partitions,
+        run_missing,
+        write_results,
+    )
+    from pfedseq.report.experiments import print_experiments, print_made, print_sheet
+    from pfedseq.report.figures import draw_curves
+    from pfedseq.report.progress import SequenceDisplay
+
+    stem = Path(preset).stem if preset.endswith(".toml") else preset
+    folder = out or Path("runs") / f"reproduce-{stem}"
+    choice = Choice(tuple(words(methods)), tuple(numbers(values, "--values")))
+
+    def wanted(called: str) -> Reproduction:
+        return Reproduction.of(
+            called,
+            preset,
+            words(dataset),
+            numbers(seeds, "--seeds"),
+            folder,
+            assignments(overrides, rounds, None, device),
+            choice,
+        )
+
+    if name is None:
+        print_experiments(wanted)
+        return
+    reproduction = wanted(name)
+    if reproduction.experiment.kind == "partitions":
+        print_made(draw_partitions(reproduction), {})
+        return
+    problems = {}
+    if not finished:
+        try:
+            with SequenceDisplay(len(reproduction.entries()), reproduction.runs) as display:
+                problems = run_missing(reproduction, display.announce, draw_curves, tell_once())
+        except KeyboardInterrupt:
+            print("pfedseq: interrupted; the same command goes on", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    sheet = collect(reproduction)
+    if not any(cell.ours for column in sheet.columns for cell in column.cells):
+        raise InputError(f"{folder} holds no finished run of {name} yet")
+    files = write_results(reproduction, sheet)
+    print_sheet(sheet)
+    print_made(files, problems)
+    if problems:
+        raise typer.Exit(EXIT_INCOMPLETE)

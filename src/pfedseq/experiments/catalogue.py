@@ -1,0 +1,184 @@
+"""One entry per table and figure of the paper: which runs it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pfedseq.config import Config
+from pfedseq.errors import InputError
+from pfedseq.experiments import paper
+from pfedseq.learners.variants import VARIANTS
+from pfedseq.methods import METHODS, find_method
+
+Kind = Literal["accuracy", "sweep", "seconds", "traffic", "curves", "partitions"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A line of a table: one method with some options."""
+
+    key: str
+    """Names its folder. Arms of the same key are the same runs, whichever experiment wants them."""
+    title: str
+    method: str
+    overrides: tuple[str, ...] = ()
+    group: str = ""
+    paper_row: str | None = None
+    """The paper's line; None where it has none."""
+    value: int | None = None
+    """L or W, in an experiment that varies it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of an experiment is wanted; empty means all."""
+
+    methods: tuple[str, ...] = ()
+    values: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    kind: Kind
+    data_sets: tuple[str, ...]
+    """Those that the paper shows."""
+    arms: Callable[[Config, Choice], list[Arm]]
+
+    @property
+    def takes_methods(self) -> bool:
+        """Whether its lines are methods, of which one may choose some."""
+        return self.arms in (_methods, _one_round)
+
+    @property
+    def takes_values(self) -> bool:
+        """Whether it varies a number."""
+        return self.kind == "sweep"
+
+
+ALL = ("cifar100", "tiny_imagenet", "domainnet", "omniglot")
+
+
+def _methods(config: Config, choice: Choice) -> list[Arm]:
+    """The thirteen methods, or the chosen ones, in the paper's order."""
+    for name in choice.methods:
+        find_method(name)
+    arms = [
+        Arm(name, METHODS[name].title, name, group=group, paper_row=name)
+        for group, names in paper.groups()
+        for name in names
+    ]
+    return [arm for arm in arms if not choice.methods or arm.method in choice.methods]
+
+
+def _one_round(config: Config, choice: Choice) -> list[Arm]:
+    """The methods for a single round, which is all one needs to count bytes."""
+    return [
+        Arm(f"{arm.key}-one-round", arm.title, arm.method, ("run.rounds=1",), arm.group, arm.key)
+        for arm in _methods(config, choice)
+    ]
+
+
+def _variants(table: int) -> Callable[[Config, Choice], list[Arm]]:
+    def arms(config: Config, choice: Choice) -> list[Arm]:
+        lines = []
+        for variant in VARIANTS:
+            if variant.option and variant.table == table:
+                option, _, value = variant.option.partition(" = ")
+                key = f"pfedseq-{value.strip(chr(34))}"
+                title = f"{variant.letter}: {variant.meaning}"
+                override = f"methods.pfedseq.{option}={value}"
+                lines.append(Arm(key, title, "pfedseq", (override,), paper_row=variant.letter))
+        return [*lines, Arm("pfedseq", "pFedSeq", "pfedseq", paper_row="pFedSeq")]
+
+    return arms
+
+
+def _varied(experiment: str, option: str, symbol: str) -> Callable[[Config, Choice], list[Arm]]:
+    def arms(config: Config, choice: Choice) -> list[Arm]:
+        values = choice.values or tuple(paper.swept_values(experiment))
+        if option == "warmup_rounds":  # a longer one would never let the learner speak
+            values = tuple(value for value in values if value < config.run.rounds)
+            if not values:
+                raise InputError(
+                    f"no number of warm-up rounds is below run.rounds = {config.run.rounds}: "
+                    "choose some with --values"
+                )
+        lines = [
+            Arm(
+                f"pfedseq-{symbol}{value}",
+                f"{symbol} = {value}",
+                "pfedseq",
+                (f"methods.pfedseq.{option}={value}",),
+                value=value,
+            )
+            for value in values
+        ]
+        return [*lines, Arm("pefll", "PeFLL (reference)", "pefll")]
+
+    return arms
+
+
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        Experiment("table1", "All methods on all data sets", "accuracy", ALL, _methods),
+        Experiment(
+            "table2",
+            "pFedSeq without one of its components",
+            "accuracy",
+            ("cifar100", "domainnet"),
+            _variants(2),
+        ),
+        Experiment(
+            "table3",
+            "pFedSeq with other learners",
+            "accuracy",
+            ("cifar100", "domainnet"),
+            _variants(3),
+        ),
+        Experiment(
+            "length",
+            "Accuracy by the maximum sequence length L",
+            "sweep",
+            ("omniglot",),
+            _varied("length", "max_sequence_length", "L"),
+        ),
+        Experiment(
+            "warmup",
+            "Accuracy by the number of warm-up rounds W",
+            "sweep",
+            ("domainnet",),
+            _varied("warmup", "warmup_rounds", "W"),
+        ),
+        Experiment("time", "Seconds a round, and relative to Local", "seconds", ALL, _methods),
+        Experiment(
+            "communication", "Parameters and bytes, a round and in all", "traffic", ALL, _one_round
+        ),
+        Experiment("curves", "Learning curves", "curves", ALL, _methods),
+        Experiment(
+            "partitions",
+            "Who holds what: classes × clients",
+            "partitions",
+            ("cifar100", "tiny_imagenet"),
+            lambda config, choice: [],
+        ),
+    )
+}
+
+
+def find_experiment(name: str, choice: Choice) -> Experiment:
+    """The experiment of that name; refuses choices that it does not have."""
+    if name not in EXPERIMENTS:
+        raise InputError(f"there is no experiment {name!r}: choose {', '.join(EXPERIMENTS)}")
+    experiment = EXPERIMENTS[name]
+    if choice.methods and not experiment.takes_methods:
+        raise InputError(f"{name} is about pFedSeq alone: --methods does not apply to it")
+    if choice.values and not experiment.takes_values:
+        raise InputError(f"{name} varies no number: --values is for length and warmup")
+    return experiment

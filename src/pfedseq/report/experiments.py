@@ -1,0 +1,137 @@
+"""What a person sees of an experiment: our numbers beside the paper's, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE
+from rich.markup import escape
+from rich.table import Table
+
+from pfedseq.experiments import paper
+from pfedseq.experiments.catalogue import EXPERIMENTS
+from pfedseq.experiments.reproduce import Reproduction
+from pfedseq.experiments.sheet import Column, Sheet
+from pfedseq.report.console import console
+from pfedseq.words import size
+
+
+def print_sheet(sheet: Sheet) -> None:
+    """A table per scenario, then how far the order of the lines agrees with the paper's."""
+    for scenario in sheet.scenarios:
+        columns = [column for column in sheet.shown() if column.scenario == scenario]
+        table = Table(box=SIMPLE, padding=0, collapse_padding=True)
+        table.add_column("", max_width=44)
+        for column in columns:
+            table.add_column(column.measure.title, justify="right", no_wrap=True)
+            if _has_paper(column):
+                table.add_column("paper", justify="right", no_wrap=True, style="yellow")
+        group = ""
+        for number, arm in enumerate(sheet.arms):
+            if arm.group != group:
+                group = arm.group
+                table.add_row(f"[dim italic]{escape(group)}[/dim italic]")
+            cells = [
+                text
+                for column in columns
+                for text in (
+                    _ours(column, number),
+                    *([_theirs(column, number)] if _has_paper(column) else []),
+                )
+            ]
+            table.add_row(escape(arm.title), *cells)
+        console.print(
+            f"[italic]{escape(sheet.experiment.title)}: {escape(scenario.title)}[/italic]"
+        )
+        console.print(table)
+        _print_remarks(sheet, columns)
+        _print_notes(scenario.title, sheet.notes.get(scenario.title, ()))
+    if (said := paper.statement(sheet.experiment.name)) is not None:
+        console.print(f"The paper: {escape(said)}.", soft_wrap=True)
+
+
+def print_made(files: Sequence[Path], problems: Mapping[str, str]) -> None:
+    """Where everything is, and which runs are missing."""
+    console.print("Results:")
+    for path in files:
+        console.print(f"  {escape(str(path))}", soft_wrap=True)
+    for label, problem in problems.items():
+        console.print(f"[red]missing[/red] {escape(label)}: {escape(problem)}", soft_wrap=True)
+
+
+def _print_remarks(sheet: Sheet, columns: Sequence[Column]) -> None:
+    remarks = []
+    if len(sheet.seeds) > 1:
+        remarks.append("± is the standard deviation over seeds, a spread, not the mean's error")
+    for column in columns:
+        tau = column.agreement()
+        if tau is not None:
+            remarks.append(
+                f"order of {column.measure.title} against the paper's: Kendall's τ = {tau:+.2f}"
+            )
+    if remarks:
+        console.print(f"[dim italic]{'; '.join(remarks)}[/dim italic]")
+
+
+def _print_notes(title: str, notes: Sequence[str]) -> None:
+    if notes:
+        console.print(f"Not as in the paper ({escape(title)}):")
+        for note in notes:
+            console.print(f"  {escape(note)}", soft_wrap=True)
+    console.print()
+
+
+def _has_paper(column: Column) -> bool:
+    return any(cell.paper for cell in column.cells)
+
+
+def _ours(column: Column, number: int) -> str:
+    cell, measure = column.cells[number], column.measure
+    if cell.ours is None:
+        return "–"
+    text = _number(column, cell.ours.mean)
+    if cell.num_seeds > 1 and measure.digits:
+        text += f"±{cell.ours.std:.{measure.digits}f}"
+    place = column.standing().get(number)
+    if place is None:
+        return text
+    style = "bold" if place == "best" else "underline"
+    return f"[{style}]{text}[/{style}]"
+
+
+def _theirs(column: Column, number: int) -> str:
+    published = column.cells[number].paper
+    if published is None:
+        return "–"
+    text = _number(column, published.mean)
+    return text if published.std is None else f"{text}±{published.std:.2f}"
+
+
+def _number(column: Column, value: float) -> str:
+    if column.measure.unit == "B":
+        return size(value)
+    digits = column.measure.digits
+    return f"{value:.{digits}f}" if digits else f"{value:,.0f}"
+
+
+def print_experiments(wanted: Callable[[str], Reproduction]) -> None:
+    """All tables and figures: what each is and needs, and how much of it is done."""
+    table = Table(title="pfedseq reproduce NAME", title_justify="left", box=SIMPLE, padding=0)
+    table.add_column("name", no_wrap=True)
+    for heading in ("what it is", "data sets"):
+        table.add_column(heading)
+    for heading in ("runs", "finished"):
+        table.add_column(heading, justify="right")
+    for name, experiment in EXPERIMENTS.items():
+        reproduction = wanted(name)
+        entries = reproduction.entries()
+        done = sum(entry.folder(reproduction.runs).summary.exists() for entry in entries)
+        table.add_row(
+            name,
+            f"{experiment.title} [dim]({escape(paper.source(name))})[/dim]",
+            ", ".join(scenario.name for scenario in reproduction.scenarios),
+            str(len(entries)),
+            str(done),
+        )
+    console.print(table)
