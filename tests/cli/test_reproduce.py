@@ -87,7 +87,7 @@ def test_warmups_beyond_the_run_are_left_out(call):
         (("table1", "--dataset", "pacs"), "it has digits"),
         (("table1", "--finished"), "holds no finished run"),
         (("table1", "--seeds", "a"), "must be whole numbers"),
-        (("warmup", "--values", "9"), "no number of warm-up rounds is below"),
+        (("warmup", "--values", "9"), "none of the values is below run.rounds = 2"),
     ],
 )
 def test_bad_wishes_get_one_sentence(call, arguments, says):

@@ -130,22 +130,29 @@ def test_a_damaged_summary_is_said(tmp_path):
 
 
 def test_two_processes_share_the_work(tmp_path):
-    """Two processes at once on one folder: every run is made by one of them, none twice."""
+    """A second process joins while the first is at work: none repeats what the other does."""
     work = (
         "import sys, pathlib\n"
-        "from pfedseq.config import make_config\n"
-        "from pfedseq.runs.sweep import methods_by_seeds, sweep\n"
-        "from tests.runs.test_sweep import QUICK\n"
-        "entries = methods_by_seeds(make_config(QUICK), ['local', 'fedavg'], [0, 1])\n"
+        "from tests.runs.test_sweep import shared_entries, sweep\n"
         "out = pathlib.Path(sys.argv[1])\n"
-        "print(len(sweep(entries, out, lambda entry: print(entry.label))))\n"
+        "sweep(shared_entries(), out, lambda entry: print(entry.label, flush=True))\n"
     )
     command = [sys.executable, "-c", work, str(tmp_path)]
-    pair = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=120)[0].split() for process in pair]
-    assert [lines_of[-1] for lines_of in said] == ["4", "4"]  # both end with all four results
-    begun = [label for lines_of in said for label in lines_of[:-1]]
-    assert sorted(begun) == ["fedavg/seed_0", "fedavg/seed_1", "local/seed_0", "local/seed_1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        theirs = [other.stdout.readline().strip()]
+        ours = []
+        done = sweep(shared_entries(), tmp_path, lambda entry: ours.append(entry.label))
+        theirs += other.stdout.read().split()
+    assert theirs[0] == "local/seed_0"
+    assert sorted(ours + theirs) == ["fedavg/seed_0", "fedrep/seed_0", "local/seed_0"]
+    assert ours
+    assert sorted(done) == sorted(ours + theirs)
+
+
+def shared_entries():
+    return methods_by_seeds(
+        make_config(QUICK, ["run.rounds=6"]), ["local", "fedavg", "fedrep"], [0]
+    )
 
 
 def test_a_killed_process_leaves_its_run_to_another(tmp_path, monkeypatch):

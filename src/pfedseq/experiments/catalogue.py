@@ -104,11 +104,6 @@ def _varied(experiment: str, option: str, symbol: str) -> Callable[[Config, Choi
         values = choice.values or tuple(paper.swept_values(experiment))
         if option == "warmup_rounds":  # a longer one would never let the learner speak
             values = tuple(value for value in values if value < config.run.rounds)
-            if not values:
-                raise InputError(
-                    f"no number of warm-up rounds is below run.rounds = {config.run.rounds}: "
-                    "choose some with --values"
-                )
         lines = [
             Arm(
                 f"pfedseq-{symbol}{value}",

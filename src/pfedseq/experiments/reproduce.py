@@ -101,9 +101,15 @@ class Reproduction:
         }
         return {seed: folder for seed, folder in places.items() if folder.summary.exists()}
 
-    def check_data(self) -> None:
-        """Refuse, before hours of work, a scenario whose images are not at hand."""
-        for config in self.configs.values():
+    def check(self) -> None:
+        """Refuse, before hours of work, what cannot end well: no images, or nothing to vary."""
+        for name, config in self.configs.items():
+            varied = [arm for arm in self.arms_of[name] if arm.value is not None]
+            if self.experiment.takes_values and not varied:
+                raise InputError(
+                    f"none of the values is below run.rounds = {config.run.rounds}: "
+                    "choose smaller ones with --values"
+                )
             load_data(config.data, self.seeds[0])
 
 
@@ -117,7 +123,7 @@ def run_missing(
 
     One that diverges does not stop the others.
     """
-    wanted.check_data()
+    wanted.check()
     problems: dict[str, str] = {}
 
     def failed(entry: Entry, problem: InputError) -> None:
