@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
+
+import torch
 
 from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.distribution import draw_distribution
@@ -11,6 +14,7 @@ from pfedseq.data.record import data_record
 from pfedseq.engines.rounds import RoundOutcome, run_rounds
 from pfedseq.engines.states import ClientStates, DiskStates, MemoryStates
 from pfedseq.errors import InputError
+from pfedseq.federation import Clients, Server
 from pfedseq.runs.checkpoint import Checkpoint
 from pfedseq.runs.folder import RunFolder, client_folders
 from pfedseq.runs.records import RoundRecord, RunSummary, summarise_round
@@ -54,22 +58,44 @@ def run_methods(world: World, folder: RunFolder, listener: Listener | None) -> R
     if not folder.clients_picture.exists():
         draw_distribution(world.data, folder.clients_picture)
     for name in world.config.run.methods:
-        _run_method(world, folder, name, listener)
+        run_method(world, folder, name, listener)
     return folder.write_summary()
 
 
-def _run_method(world: World, folder: RunFolder, name: str, listener: Listener | None) -> None:
+class Stage(Protocol):
+    """Where a method is run: a `World`, or a federation of sites that are elsewhere."""
+
+    @property
+    def config(self) -> Config:
+        """The run's."""
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' own names, in order."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server's tensors live."""
+
+    def start(
+        self, name: str, states: ClientStates, places: Sequence[Path]
+    ) -> tuple[Server, Clients]:
+        """A method before round 1: its server, and an engine with its clients."""
+
+
+def run_method(world: Stage, folder: RunFolder, name: str, listener: Listener | None) -> None:
+    """Run a method, or continue it from its checkpoint, to the models that its clients save."""
     section = world.config.run
     rounds = section.rounds
-    names = [client.name for client in world.data.clients]
+    names = world.names
     states: ClientStates = MemoryStates()
     if world.config.engine.states == "disk":
-        states = DiskStates(folder.states(name), world.model.device)
+        states = DiskStates(folder.states(name), world.device)
     checkpoint, done = Checkpoint(folder.checkpoint(name), states), 0
     places = [folder.adapter(name, place) for place in client_folders(names)]
     server, clients = world.start(name, checkpoint.states, places)
     if checkpoint.exists():
-        done = checkpoint.load(server, world.model.device)
+        done = checkpoint.load(server, world.device)
     folder.keep_records(lambda r: r.method != name or r.round <= done)
 
     def after_round(outcome: RoundOutcome) -> None:

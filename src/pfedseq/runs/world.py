@@ -24,7 +24,7 @@ from pfedseq.federation import Clients, Server, Setup
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryImages
-from pfedseq.model.backbone import check_image_size, load_backbone
+from pfedseq.model.backbone import Backbone, check_image_size, load_backbone
 from pfedseq.model.personal import save_personal_model
 from pfedseq.model.task import ImageSite, ImageSource
 from pfedseq.model.token_store import with_tokens
@@ -47,26 +47,10 @@ class World:
     @classmethod
     def build(cls, config: Config) -> World:
         """Load data and backbone; everything is a function of the config and its seed."""
-        device = pick_device(config.engine.device)
-        section = config.model
-        check_image_size(section.backbone, config.data.image_size)
+        check_image_size(config.model.backbone, config.data.image_size)
         data = load_data(config.data, config.run.seed)
-        backbone = load_backbone(
-            section.backbone,
-            config.data.image_size,
-            section.mean,
-            section.std,
-            num_heads=section.num_heads,
-        )
-        backbone.model.to(device)
-        model = AdaptedModel(
-            backbone, config.adapter, len(data.images.class_names), config.run.seed
-        )
-        source = ImageSource(data.images, backbone.mean, backbone.std, device)
-        if model.prefix is not None:
-            source = with_tokens(
-                source, model.prefix, data.clients, section.tokens, config.data.store
-            )
+        backbone, model = load_model(config, len(data.images.class_names))
+        source = image_source(config, data, backbone, model)
         sites = tuple(
             ImageSite(i, model, source, client, config.training.batch_size, config.run.seed)
             for i, client in enumerate(data.clients)
@@ -76,6 +60,16 @@ class World:
         if any(find_method(name).needs_auxiliary for name in config.run.methods):
             _ = world.auxiliary  # what is missing is better missed now than after other methods
         return world
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' own names, in order."""
+        return [client.name for client in self.data.clients]
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors live."""
+        return self.model.device
 
     def serves(self, config: Config) -> bool:
         """Whether `build` would make of `config` this very world."""
@@ -148,6 +142,27 @@ class World:
             )
 
         return replace(self.sites[i], keep=keep)
+
+
+def load_model(config: Config, num_classes: int) -> tuple[Backbone, AdaptedModel]:
+    """The frozen backbone and what is tuned on it: a function of the config and its seed."""
+    section, size = config.model, config.data.image_size
+    check_image_size(section.backbone, size)
+    backbone = load_backbone(
+        section.backbone, size, section.mean, section.std, num_heads=section.num_heads
+    )
+    backbone.model.to(pick_device(config.engine.device))
+    return backbone, AdaptedModel(backbone, config.adapter, num_classes, config.run.seed)
+
+
+def image_source(
+    config: Config, data: FederatedData, backbone: Backbone, model: AdaptedModel
+) -> ImageSource:
+    """The data as the adapted layers read them."""
+    source = ImageSource(data.images, backbone.mean, backbone.std, model.device)
+    if model.prefix is None:
+        return source
+    return with_tokens(source, model.prefix, data.clients, config.model.tokens, config.data.store)
 
 
 def pick_device(wanted: str) -> torch.device:

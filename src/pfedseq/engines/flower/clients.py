@@ -1,0 +1,305 @@
+"""The server's side of the Flower engine: finds the sites, asks them, and waits as long as it may.
+
+A site is known by its name, never by its node's number, which changes when it restarts. Messages
+are sent again where a node has come back since; replies are found by the message they answer, in
+whatever order they come. A site that has not answered in time is absent from that exchange.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from flwr.app import Message
+
+from pfedseq.engines.flower.records import Card, Request, pack_request, read_reply
+from pfedseq.errors import InputError
+from pfedseq.federation import Hello, Reply, Tensors
+
+HELLO_SECONDS = 120.0
+"""How long a node that just appeared may take to say who it is."""
+LOOK_SECONDS = 2.0
+"""How often it is looked who is there while answers are awaited."""
+CRASHES = 3
+"""How often a message is sent again to a site whose client was killed over it."""
+_RAISED, _NOT_LOADED = 2, 1
+"""Flower's error codes for a client that failed by itself: sending again would not help."""
+_CRASHED = 8
+_FLOWER_WRAPPING = re.compile(r"^<class '[\w.]+'>:<'(.*)'>$", re.DOTALL)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One start of a site's node; a restarted one is another, even under the same number."""
+
+    number: int
+    activated: str
+    name: str
+    """As registered; empty where nodes need not be."""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A site that has said hello, and the node it is at."""
+
+    node: Node
+    card: Card
+    hello: Hello
+
+
+@dataclass
+class _Asked:
+    """An exchange under way: who still owes an answer, and to which message."""
+
+    down: Mapping[int, Tensors]
+    waiting: set[int]
+    sent_to: dict[int, Node] = field(default_factory=dict)
+    messages: dict[str, int] = field(default_factory=dict)
+    crashes: dict[int, int] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class Roll:
+    """The sites that are there, by name; `members` are those of a run that has begun before."""
+
+    def __init__(
+        self,
+        grid: Any,
+        request: Request,
+        pause: float = 0.3,
+        members: Mapping[str, Hello] | None = None,
+    ) -> None:
+        self.grid, self.request, self.pause = grid, request, pause
+        self.guests: dict[str, Guest] = {}
+        self.members = None if members is None else dict(members)
+        self._asked: dict[Node, tuple[str, float]] = {}
+        self._known: set[Node] = set()
+        self._refused: list[str] = []
+
+    def gather(self, expected: int, seconds: float, tell: Callable[[str], None]) -> None:
+        """Wait until `expected` sites have said hello; from then on nobody else is let in.
+
+        Of a run that has begun before, any of its sites will do to go on.
+        """
+        deadline, told = time.monotonic() + seconds, -1
+        while len(self.guests) < expected and (in_time := time.monotonic() < deadline):
+            self.look()
+            if self._refused and self.members is None:
+                raise InputError(self._refused[0])
+            if len(self.guests) != told:
+                told = len(self.guests)
+                there = f": {', '.join(self.names())}" if told else ""
+                tell(f"{told} of {expected} sites have said hello{there}")
+            if len(self.guests) < expected:
+                time.sleep(self.pause)
+        if not in_time and (self.members is None or not self.guests):
+            raise InputError(
+                f"only {len(self.guests)} of {expected} sites said hello within {seconds:g} "
+                f"seconds ({', '.join(self.names()) or 'none'}): are the others' SuperNodes "
+                "running? (flower.sites, flower.start_seconds)"
+            )
+        if self.members is None:
+            self.members = {name: guest.hello for name, guest in self.guests.items()}
+
+    def names(self) -> list[str]:
+        """Those that have said hello, in order."""
+        return in_order(self.guests)
+
+    def look(self) -> dict[str, Node]:
+        """The nodes that are online now, by site; who is new is asked for its name."""
+        online = {
+            Node(info.node_id, info.last_activated_at, info.name)
+            for info in self.grid.get_nodes()
+            if info.status in ("", "online")
+        }
+        now = time.monotonic()
+        strangers = [
+            node
+            for node in sorted(online - self._known, key=lambda node: node.number)
+            if node not in self._asked or now - self._asked[node][1] > HELLO_SECONDS
+        ]
+        contents = [(node, pack_request(self.request, {})) for node in strangers]
+        ids = push(self.grid, self.request, contents, HELLO_SECONDS)
+        self._asked |= {n: (m, now) for n, m in zip(strangers, ids, strict=True) if m}
+        self._listen(online)
+        return {name: guest.node for name, guest in self.guests.items() if guest.node in online}
+
+    def _listen(self, online: set[Node]) -> None:
+        by_message = {message: node for node, (message, _) in self._asked.items()}
+        for reply in pull(self.grid, by_message):
+            node = by_message[reply.metadata.reply_to_message_id]
+            del self._asked[node]
+            if reply.has_error():
+                if reply.error.code in (_RAISED, _NOT_LOADED):
+                    self._known.add(node)
+                    self._refuse(f"site {node.name or node.number} failed: {reason(reply)}")
+                continue
+            said, card = read_reply(reply.content, None)
+            if node.name:
+                card = replace(card, name=node.name)
+            self._known.add(node)
+            self._welcome(Guest(node, card, Hello.of(said)), online)
+
+    def _welcome(self, guest: Guest, online: set[Node]) -> None:
+        name = guest.card.name
+        holder = self.guests.get(name)
+        if self.members is not None and name not in self.members:
+            self._refuse(f"site {name} was not there when the run began: it is not asked")
+        elif self.members is not None and guest.hello != self.members[name]:
+            self._refuse(
+                f"site {name} has come back with other data than it had: it is not asked until "
+                "it brings back the former, or a new run is begun"
+            )
+        elif holder and holder.card.folder != guest.card.folder and holder.node in online:
+            self._refuse(
+                f"two sites are called {name}: give each SuperNode a partition-id or a name of "
+                "its own in its node config"
+            )
+        elif holder is None or guest.node.activated >= holder.node.activated:
+            self.guests[name] = guest
+
+    def _refuse(self, sentence: str) -> None:
+        self._refused.append(sentence)
+        log.warning("%s", sentence)
+
+
+class FlowerClients:
+    """Clients on other machines; `request` is what every message says but for the exchange."""
+
+    def __init__(
+        self,
+        roll: Roll,
+        names: Sequence[str],
+        request: Request,
+        seconds: float,
+        device: torch.device | None = None,
+    ) -> None:
+        self.roll, self.names, self.request = roll, tuple(names), request
+        self.seconds, self.device = seconds, device
+        self.kept = 0
+        """The round of the server's last checkpoint: sites keep their memory of then."""
+        self._exchange = (0, -1)
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """All sites that were there when the run began."""
+        return range(len(self.names))
+
+    def participants(self, t: int) -> Sequence[int]:
+        """All of them are asked; who is not there is absent."""
+        return self.ids
+
+    def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
+        """Ask the sites and wait for them; who does not answer in time is missing."""
+        self._exchange = (t, self._exchange[1] + 1 if self._exchange[0] == t else 0)
+        asked = _Asked(down, set(down))
+        replies: dict[int, Reply] = {}
+        deadline = time.monotonic() + self.seconds
+        next_look = 0.0
+        while asked.waiting:
+            if time.monotonic() >= next_look:
+                self._send(step, asked, deadline - time.monotonic())
+                next_look = time.monotonic() + LOOK_SECONDS
+            for message in pull(self.roll.grid, asked.messages):
+                i = asked.messages.pop(message.metadata.reply_to_message_id)
+                if i not in asked.waiting:
+                    continue
+                if message.has_error():
+                    self._failed(i, message, asked)
+                else:
+                    replies[i], _ = read_reply(message.content, self.device)
+                    asked.waiting.discard(i)
+            if time.monotonic() > deadline:
+                break
+            if asked.waiting:
+                time.sleep(self.roll.pause)
+        for i in sorted(asked.waiting):
+            log.warning("round %d, %s: site %s did not answer", t, step, self.names[i])
+        for sentence in asked.failed.values():
+            log.warning("round %d, %s: %s", t, step, sentence)
+        if asked.failed and not replies:
+            raise InputError(f"no site could {step}: {asked.failed[min(asked.failed)]}")
+        return {i: replies[i] for i in down if i in replies}
+
+    def _send(self, step: str, asked: _Asked, seconds: float) -> None:
+        """To everyone who has not been sent it, or has been restarted since."""
+        online = self.roll.look()
+        t, exchange = self._exchange
+        targets: list[tuple[int, Node]] = []
+        for i in sorted(asked.waiting):
+            node = online.get(self.names[i])
+            if node is not None and asked.sent_to.get(i) != node:
+                targets.append((i, node))
+        requests = [
+            (
+                node,
+                pack_request(
+                    replace(
+                        self.request,
+                        step=step,
+                        round=t,
+                        exchange=exchange,
+                        client=i,
+                        kept=self.kept,
+                    ),
+                    asked.down[i],
+                ),
+            )
+            for i, node in targets
+        ]
+        ids = push(self.roll.grid, replace(self.request, step=step, round=t), requests, seconds)
+        for (i, node), message in zip(targets, ids, strict=True):
+            if message:
+                asked.sent_to[i] = node
+                asked.messages[message] = i
+
+    def _failed(self, i: int, message: Message, asked: _Asked) -> None:
+        """Leave out a client that failed by itself; ask again one that was cut off."""
+        code = message.error.code
+        if code == _CRASHED:
+            asked.crashes[i] = asked.crashes.get(i, 0) + 1
+        if code in (_RAISED, _NOT_LOADED) or asked.crashes.get(i, 0) >= CRASHES:
+            asked.failed[i] = f"site {self.names[i]} failed: {reason(message)}"
+            asked.waiting.discard(i)
+        else:
+            asked.sent_to.pop(i, None)
+
+
+def push(
+    grid: Any, request: Request, contents: Sequence[tuple[Node, Any]], seconds: float
+) -> list[str | None]:
+    """Send them, valid for `seconds`; the messages' ids in order, None where one was refused."""
+    if not contents:
+        return []
+    kind = {"evaluate": "evaluate", "hello": "query", "export": "query"}.get(request.step, "train")
+    messages = [  # a list: Flower goes over it twice
+        Message(content, node.number, kind, ttl=max(1.0, seconds), group_id=str(request.round))
+        for node, content in contents
+    ]
+    ids = list(grid.push_messages(messages))
+    return ids if len(ids) == len(messages) else [None] * len(messages)
+
+
+def pull(grid: Any, messages: Iterable[str]) -> list[Message]:
+    """The replies that have come to any of the messages."""
+    ids = list(messages)
+    return list(grid.pull_messages(ids)) if ids else []
+
+
+def reason(message: Message) -> str:
+    """What a failed client said, without Flower's wrapping."""
+    said = str(message.error.reason or f"error {message.error.code}")
+    unwrapped = _FLOWER_WRAPPING.match(said)
+    return unwrapped[1] if unwrapped else said
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Numbers by their value, before names by the alphabet."""
+    return sorted(names, key=lambda n: (not n.isdigit(), int(n) if n.isdigit() else 0, n))

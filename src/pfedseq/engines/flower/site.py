@@ -1,0 +1,150 @@
+"""A client's site: one message, answered by a client that is rebuilt from the site's folder.
+
+The folder is the site's own. It holds the client's memory (its head, whatever its method keeps),
+written whole or not at all under the round and the exchange that it belongs to: a message that
+comes twice is answered twice alike, and a server that goes back to its last checkpoint finds the
+memory of then.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from pfedseq.engines.answer import answer
+from pfedseq.engines.flower.records import Card, Request, pack_reply, read_request
+from pfedseq.engines.states import encode_state
+from pfedseq.engines.wire import decode
+from pfedseq.errors import InputError
+from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
+from pfedseq.files import only_one_process, write_atomically
+
+Version = tuple[int, float]
+"""A round and an exchange in it: the order of a client's memories."""
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What a site needs to answer: the client's half of the method, its data, its backbone."""
+
+    client: type[Client]
+    config: MethodConfig
+    site: Site
+    device: torch.device
+    backbone: str
+    """Checksum of the frozen weights, where the site is asked who it is."""
+    version: str
+    """Of pfedseq."""
+
+
+Equip = Callable[[Request, Path], Equipment]
+"""Makes a site's equipment for a request; the folder is where its personal model goes."""
+
+
+class SiteFolder:
+    """What a site keeps between messages, runs and restarts; nobody else reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as problem:
+            raise InputError(f"cannot make the site's folder {path}: {problem.strerror}") from None
+
+    def identity(self) -> str:
+        """A number drawn when the folder was first used."""
+        file = self.path / "identity"
+        with only_one_process(file):
+            if not file.exists():
+                write_atomically(file, uuid.uuid4().hex + "\n")
+            return file.read_text(encoding="utf-8").strip()
+
+    def run(self, run: str, method: str) -> Path:
+        """Where all of one method of one run lies; a name out of a message leads nowhere else."""
+        for part in (run, method):
+            if not part or not all(c.isalnum() or c in "-_" for c in part):
+                raise InputError(f"the server's message names a run or method {part!r}: refused")
+        return self.path / run / method
+
+    def memory(self, run: str, method: str) -> SiteMemory:
+        """The client's memory in one method of one run."""
+        return SiteMemory(self.run(run, method) / "memory")
+
+
+class SiteMemory:
+    """A client's memory after each exchange that changed it, as far back as it may be needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def before(self, version: Version, device: torch.device) -> Tensors:
+        """The newest memory that is older than `version`; empty where there is none."""
+        older = [v for v in self._versions() if v < version]
+        if not older:
+            return {}
+        file = self._file(older[-1])
+        try:
+            tensors: Tensors = load_file(file, device=str(device))
+        except (SafetensorError, OSError) as problem:
+            raise InputError(
+                f"the client's memory in {file} is not readable ({problem}); restore it from a "
+                "backup, or delete it to go on from an older one"
+            ) from None
+        return tensors
+
+    def put(self, version: Version, state: Tensors, kept: int) -> None:
+        """Keep `state`, and forget what came after it and what nobody can come back to.
+
+        The server may come back to the end of round `kept`, so the newest memory up to there
+        stays, and all since.
+        """
+        write_atomically(self._file(version), encode_state(state))
+        versions = self._versions()
+        needed = max((v for v in versions if v[0] <= kept), default=(0, 0))
+        for other in versions:
+            if other < needed or other > version:
+                self._file(other).unlink(missing_ok=True)
+
+    def _versions(self) -> list[Version]:
+        if not self.folder.is_dir():
+            return []
+        stems = [file.stem for file in self.folder.glob("[0-9]*.safetensors")]
+        return sorted((int(t), int(k)) for t, _, k in (stem.partition("-") for stem in stems))
+
+    def _file(self, version: Version) -> Path:
+        return self.folder / f"{version[0]:06d}-{int(version[1]):03d}.safetensors"
+
+
+def answer_message(content: Any, name: str, folder: SiteFolder, equip: Equip) -> Any:
+    """A site's reply to the content of one message, as the content of another."""
+    start = time.perf_counter()
+    request, payload = read_request(content)
+    place = folder.run(request.run, request.method)
+    tools = equip(request, place)
+    reply = _answered(request, payload, tools, folder.memory(request.run, request.method))
+    spent = {f"{request.step}_seconds": time.perf_counter() - start}
+    card = Card(name, folder.identity(), tools.backbone, tools.version)
+    return pack_reply(Reply(reply.tensors, reply.metrics | spent), card)
+
+
+def _answered(request: Request, payload: bytes, tools: Equipment, memory: SiteMemory) -> Reply:
+    reading = request.step in tools.client.reading_steps
+    version: Version = (request.round, math.inf if reading else request.exchange)
+    down = decode(payload, tools.device).tensors
+    with only_one_process(memory.folder):
+        state = memory.before(version, tools.device)
+        reply = answer(
+            tools.client, tools.config, tools.site, state, request.step, request.round, down
+        )
+        if not reading:
+            memory.put(version, state, request.kept)
+    return reply

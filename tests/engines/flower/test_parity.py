@@ -1,0 +1,81 @@
+"""All methods behind Flower's messages give the bits that they give in one process."""
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
+
+from pfedseq.engines.local import LocalClients
+from pfedseq.engines.rounds import run_rounds
+from pfedseq.methods import METHODS
+from tests.engines.flower.grid import InProcessGrid, connect, federation
+from tests.every_method import OPTIONS, every_method
+from tests.toys import make_setup, quadratic_federation, random_centers
+
+CENTERS, SIZES, ROUNDS = random_centers(3), (4, 2, 3), 4
+
+
+def run(name, clients_of):
+    """Scores of every round, and the personal models at the sites."""
+    method = METHODS[name]
+    config = method.config(lr=0.1, **OPTIONS.get(name, {}))
+    toys = quadratic_federation(CENTERS, SIZES, num_batches=2)
+    clients = clients_of(method, config, toys)
+    server = method.server(config, make_setup(CENTERS, SIZES, ROUNDS))
+    scores, costs = [], []
+
+    def keep(outcome):
+        costs.append((outcome.bytes_up, outcome.bytes_down))
+        scores.append(
+            {
+                i: {k: v for k, v in m.items() if not k.endswith("_seconds")}
+                for i, m in outcome.evaluated.items()
+            }
+        )
+
+    run_rounds(server, clients, range(1, ROUNDS + 1), keep)
+    clients.call("export", ROUNDS, {i: server.payload(i) for i in clients.ids})
+    return scores, costs, [toy.saved[-1] for toy in toys]
+
+
+@every_method
+def test_bits_are_those_of_the_engine_in_process(name, tmp_path):
+    def on_flower(method, config, toys):
+        return connect(InProcessGrid(federation(tmp_path, method, config, toys)), 3)
+
+    here = run(name, lambda method, config, toys: LocalClients(method.client, config, toys))
+    there = run(name, on_flower)
+    assert there[:2] == here[:2]
+    for one, other in zip(here[2], there[2], strict=True):
+        assert torch.equal(one.adapter, other.adapter)
+        assert torch.equal(one.head, other.head)
+
+
+@every_method
+def test_lost_replies_and_repeated_messages_change_no_bit(name, tmp_path):
+    """Nodes die with the reply in hand, or before they hear; clients crash; all come back."""
+    calm = run(name, lambda method, config, toys: LocalClients(method.client, config, toys))
+
+    def restless(method, config, toys):
+        sites = federation(tmp_path, method, config, toys)
+        clients = connect(InProcessGrid(sites), 3, seconds=30.0)
+        sites[0].faults = [None, "lost", "crash", None, "lost"]
+        sites[2].faults = ["before", None, None, "lost"]
+        look = clients.roll.look
+
+        def returning():
+            for k, site in enumerate(sites):
+                if not site.online:
+                    site.restart(number=1000 * site.starts + k)
+            return look()
+
+        clients.roll.look = returning
+        return clients
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pfedseq.engines.flower.clients.LOOK_SECONDS", 0.0)
+        storm = run(name, restless)
+    assert storm[0] == calm[0]
+    for one, other in zip(calm[2], storm[2], strict=True):
+        assert torch.equal(one.adapter, other.adapter)
+        assert torch.equal(one.head, other.head)
