@@ -26,6 +26,7 @@ for command in (
     run.compare,
     models.predict,
     models.evaluate,
+    models.export,
     experiments.reproduce,
     lists.methods,
     lists.datasets,

@@ -1,4 +1,4 @@
-"""`pfedseq predict` and `evaluate`: what the clients' models are for."""
+"""`pfedseq predict`, `evaluate` and `export`: what the clients' models are for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from pfedseq.cli.options import EXIT_BAD_INPUT
+from pfedseq.errors import InputError
 
 Models = Annotated[
     Path,
@@ -112,3 +113,54 @@ def evaluate(
         print(json.dumps(described, indent=2, ensure_ascii=False))
     else:
         print_evaluations(found)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")],
+    to: Annotated[Path, typer.Option(help="Where each client gets a folder.")],
+    client: Annotated[
+        list[str] | None, typer.Option("--client", "-c", help="A client; may be repeated.")
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="All clients.")] = False,
+    method: MethodName = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Also a whole checkpoint with the adapter merged.")
+    ] = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Also an ONNX file; needs `pfedseq[onnx]`.")
+    ] = False,
+    with_backbone: Annotated[
+        bool, typer.Option("--with-backbone", help="Write the backbone even if the hub has it.")
+    ] = False,
+) -> None:
+    """Write clients' models as folders that transformers and PEFT load, each with a model card.
+
+    Examples:
+
+    - `pfedseq export runs/tiles --all --to exported`
+
+    - `pfedseq export runs/tiles --client mill --to exported --merge --onnx`
+    """
+    from pfedseq.report.progress import StepDisplay
+    from pfedseq.runs.folder import RunFolder
+    from pfedseq.serving.client_models import ClientModels
+    from pfedseq.serving.export import export_models
+
+    if bool(client) == everyone:
+        raise InputError("say whose models to export: --client NAME, or --all")
+    if not RunFolder(run).config.exists():
+        raise InputError(f"{run} is no run: it has no config.toml")
+    models = ClientModels.open(run, method)
+    chosen = range(len(models.places)) if everyone else [models.find(one) for one in client or ()]
+    with StepDisplay() as display:
+        folders = export_models(
+            models,
+            chosen,
+            to,
+            with_backbone=with_backbone,
+            merge=merge,
+            onnx=onnx,
+            report=display.report,
+        )
+    for folder in folders:
+        print(folder)

@@ -47,6 +47,7 @@ class ClientModels:
                 "or of a PEFT adapter"
             )
         numbered = [(read_about(entry).get("number", len(found)), entry) for entry in found]
+        method = method or read_about(found[0]).get("method")
         return cls(path, method, [_place(entry) for _, entry in sorted(numbered)])
 
     @property

@@ -1,0 +1,132 @@
+"""The model card of an exported model: what it is, how good, and how anyone loads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pfedseq.config import load_config
+from pfedseq.methods import find_method
+from pfedseq.model.personal import PersonalModel
+from pfedseq.runs.folder import RunFolder
+from pfedseq.words import count, some
+
+CITATION = """\
+@inproceedings{peng2025look,
+  title     = {Look Back for More: Harnessing Historical Sequential Updates for Personalized
+               Federated Adapter Tuning},
+  author    = {Peng, Danni and Wang, Yuan and Fu, Huazhu and Jiang, Jinpeng and Liu, Yong and
+               Goh, Rick Siow Mong and Wei, Qingsong},
+  booktitle = {Proceedings of the AAAI Conference on Artificial Intelligence},
+  year      = {2025}
+}"""
+
+MOST_NAMES = 12
+"""Classes that a card names one by one."""
+
+_USE = """\
+from pathlib import Path
+
+from peft import PeftModel
+from PIL import Image
+from transformers import AutoImageProcessor, ViTForImageClassification
+
+folder = Path({folder})
+backbone = {backbone}
+class_names = {class_names}
+
+classifier = ViTForImageClassification.from_pretrained(backbone, num_labels=len(class_names))
+model = PeftModel.from_pretrained(classifier, folder).eval()
+processor = AutoImageProcessor.from_pretrained(folder)
+image = Image.open("photo.png").convert("RGB")
+logits = model(**processor(image, return_tensors="pt")).logits
+print(class_names[int(logits.argmax())])"""
+
+
+def model_card(personal: PersonalModel, base: str, facts: Mapping[str, str], folder: str) -> str:
+    """Markdown with the front matter that model hubs read; `facts` are rows of its table."""
+    client, adapter = str(personal.about.get("client", folder)), personal.model.adapter_config
+    published = personal.model.backbone.as_published and not base.startswith("..")
+    front = ["---", "library_name: peft", "pipeline_tag: image-classification"]
+    if published:
+        front.append(f"base_model: {json.dumps(base)}")
+    front += ["tags:", f"- {adapter.kind}", "- vit", "- personalized-federated-learning", "---"]
+    where = (
+        f"The backbone is `{base}` of the hub."
+        if published
+        else f"The backbone is the folder `{base}`, as seen from this one: keep them together."
+    )
+    named = some([repr(name) for name in personal.class_names], MOST_NAMES)
+    parts = [
+        "\n".join(front),
+        f"# The personal model of {_cell(client)}",
+        "An adapter and a head for a frozen Vision Transformer, tuned by personalised federated "
+        "learning: this model is one client's own.",
+        "\n".join(["| | |", "|---|---|", *(f"| {k} | {_cell(v)} |" for k, v in facts.items())]),
+        f"{count(len(personal.class_names), 'class')}: {named}.",
+        "## Use",
+        f"{where} Transformers and PEFT are all that is needed:",
+        f"```python\n{_code(personal, base, folder, published)}\n```",
+        f"Or `pfedseq predict {folder} photo.png`.",
+        "## Citation",
+        f"```bibtex\n{CITATION}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def run_facts(run: RunFolder, personal: PersonalModel) -> dict[str, str]:
+    """How a client's model came about and how good it is, in words."""
+    about, adapter = personal.about, personal.model.adapter_config
+    config = load_config(run.config)
+    name, number = str(about["method"]), int(about["number"])
+    method = find_method(name)
+    tuned = f"{adapter.kind} on {', '.join(adapter.targets)}"
+    if adapter.kind != "ia3":
+        tuned += f", rank {adapter.rank}, alpha {adapter.alpha:g}"
+    facts = {
+        "method": f"{method.title}: {method.summary}",
+        "adapter": f"{tuned}; backbone layers {', '.join(map(str, personal.model.layout.layers))}",
+        "backbone": Path(personal.model.backbone.name).name
+        if Path(personal.model.backbone.name).is_absolute()
+        else personal.model.backbone.name,
+        "rounds, seed": f"{config.run.rounds}, {config.run.seed}",
+        "options": ", ".join(
+            f"{key} = {value}" for key, value in config.method_config(name).model_dump().items()
+        ),
+    }
+    if (data := run.read_data()) is not None:
+        held = data["clients"][number]
+        facts["images"] = (
+            f"{data['data']}: {len(held['train']):,} to train, {len(held['validation']):,} to "
+            f"validate, {len(held['test']):,} to test"
+        )
+    scored = [r.scores for r in run.by_method().get(name, []) if r.scores is not None]
+    if scored and number in scored[-1].clients:
+        place = scored[-1].clients.index(number)
+        facts["test accuracy"] = f"{100 * scored[-1].test_accuracy[place]:.2f} %"
+        facts["test loss"] = f"{scored[-1].test_loss[place]:.4f}"
+        facts["mean test accuracy of all clients"] = f"{100 * scored[-1].client_mean:.2f} %"
+    return facts
+
+
+def _code(personal: PersonalModel, base: str, folder: str, published: bool) -> str:
+    few = len(personal.class_names) <= MOST_NAMES
+    values: dict[str, Any] = {
+        "folder": _quoted(folder),
+        "backbone": _quoted(base) if published else f"folder / {_quoted(base)}",
+        "class_names": f"[{', '.join(map(_quoted, personal.class_names))}]"
+        if few
+        else 'json.loads((folder / "personal_model.json").read_text())["class_names"]',
+    }
+    code = _USE.format(**values)
+    return code if few else f"import json\n{code}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
