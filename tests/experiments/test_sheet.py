@@ -43,6 +43,15 @@ def test_ours_stand_beside_the_papers():
     assert len(sheet.arms) == 13
 
 
+def test_the_lead_of_pfedseq_is_paired_over_common_seeds():
+    """Seed 1 is missing for Local: only seed 0 counts, 70 − 50 on each of its clients."""
+    sheet = sheet_of("table1", {"local": [summary(0.5)], "pfedseq": [summary(0.7), summary(0.1)]})
+    lead = line(sheet, "local").behind
+    assert (lead.mean, lead.low, lead.high) == pytest.approx((20, 20, 20))
+    assert line(sheet, "pfedseq").behind is None
+    assert line(sheet, "local", "worst_client").behind is None
+
+
 def test_best_and_second_go_by_the_printed_numbers_and_equals_share():
     runs = {"local": 0.70001, "fedavg": 0.7, "fedrep": 0.65, "ditto": 0.6}
     sheet = sheet_of("table1", {name: [summary(mean)] for name, mean in runs.items()})

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from pfedseq.experiments.statistics import mean_interval
 from pfedseq.report.comparison import tabulate, write_comparison
 from pfedseq.runs.records import BestRound, Cost, MethodSummary
 
@@ -45,6 +46,25 @@ def test_table_by_hand():
     assert fedavg.client_mean.std == pytest.approx(0.0353553, rel=1e-5)
     assert fedavg.cost_ratio == pytest.approx(2)
     assert fedavg.bytes_up_per_round == 50
+    assert (fedavg.best_on_validation, fedavg.best_on_test_optimistic.mean) == (None, 1)
+    assert fedavg.bottom_decile.mean == pytest.approx(0.5)
+
+
+def test_differences_are_paired_seed_by_seed_and_client_by_client():
+    """fedavg − local = [[.1, .2], [.2, .3]]: mean .2, and its interval that of these numbers.
+
+    Unpaired, the clients' own levels would hide it.
+    """
+    rows = tabulate(
+        {
+            "local": [summary([0.1, 0.7], 1), summary([0.5, 0.3], 1)],
+            "fedavg": [summary([0.2, 0.9], 1), summary([0.7, 0.6], 1)],
+        }
+    )
+    expected = mean_interval([[0.1, 0.2], [0.2, 0.3]])
+    found = rows[1].difference
+    for key in ("mean", "low", "high"):
+        assert getattr(found, key) == pytest.approx(getattr(expected, key))
 
 
 def test_without_local_there_is_no_cost_ratio():
@@ -59,4 +79,8 @@ def test_the_table_is_written_as_json(tmp_path):
     saved = json.loads((tmp_path / "comparison.json").read_text())
     assert saved["seeds"] == [4]
     assert saved["reference"] == "local"
-    assert saved["methods"]["fedavg"]["difference"] == {"mean": -0.25, "std": 0.0}
+    assert saved["methods"]["fedavg"]["difference"] == {
+        "mean": -0.25,
+        "low": None,
+        "high": None,
+    }

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pfedseq.data.distribution import ClientRow
 from pfedseq.data.preparing import Prepared
-from pfedseq.experiments.statistics import MeanStd
+from pfedseq.experiments.statistics import Interval, MeanStd
 from pfedseq.methods import METHODS
 from pfedseq.report import tables
 from pfedseq.report.comparison import ComparisonRow
@@ -82,7 +82,9 @@ def test_of_many_clients_the_worst_are_listed_and_of_many_methods_the_first(scre
 
 def row(method):
     value = MeanStd(0.6612, 0.1234)
-    return ComparisonRow(method, value, value, value, value, 12, 18, 10.0, 1.25, 123e6, 123e6)
+    ahead = Interval(0.012, 0.0035, 0.0205)
+    scores = (value, value, value, value, None, value)
+    return ComparisonRow(method, *scores, ahead, 12, 18, 10.0, 1.25, 123e6, 123e6)
 
 
 @pytest.mark.parametrize(("seeds", "deviation"), [([0], False), ([0, 1, 2], True)])
@@ -91,6 +93,9 @@ def test_a_comparison_of_one_seed_has_no_deviation(screen, seeds, deviation):
     found = lines(screen)
     text = "\n".join(found)
     assert ("±" in text) == deviation
+    assert ("what another seed would change" in " ".join(text.split())) != deviation
+    assert text.count("+1.20 [+0.35, +2.05]") == len(METHODS) - 1  # not against itself
+    assert "optimistic" in text
     assert "66.12" in text
     assert ("seeds 0, 1, 2" if deviation else "seed 0") in found[0]
     assert "out/curves.png" in text

@@ -12,7 +12,7 @@ from scipy.stats import kendalltau
 from pfedseq.experiments import paper
 from pfedseq.experiments.catalogue import Arm, Experiment
 from pfedseq.experiments.settings import Scenario
-from pfedseq.experiments.statistics import MeanStd
+from pfedseq.experiments.statistics import Interval, MeanStd, paired_interval
 from pfedseq.runs.records import MethodSummary
 
 BYTES_PER_PARAMETER = 4
@@ -44,6 +44,8 @@ class Cell:
     ours: MeanStd | None
     num_seeds: int
     paper: paper.Published | None
+    behind: Interval | None = None
+    """pFedSeq's client mean minus this one's, paired over clients and the seeds that both have."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,26 @@ def fill_sheet(
                         MeanStd.of(values) if values else None,
                         len(values),
                         _paper_value(experiment, measure, arm, scenario),
+                        _behind(runs.get((scenario.name, "pfedseq"), {}), found)
+                        if measure.key == "client_mean" and arm.key != "pfedseq"
+                        else None,
                     )
                 )
             columns.append(Column(scenario, measure, tuple(cells)))
     return Sheet(experiment, tuple(arms), tuple(columns), tuple(seeds), notes)
+
+
+def _behind(
+    pfedseq: Mapping[int, MethodSummary], other: Mapping[int, MethodSummary]
+) -> Interval | None:
+    """In percentage points; None where the two have no seed in common."""
+    if not (both := sorted(pfedseq.keys() & other.keys())):
+        return None
+    ours, theirs = (
+        [[100 * accuracy for accuracy in runs[seed].test_accuracy] for seed in both]
+        for runs in (pfedseq, other)
+    )
+    return paired_interval(ours, theirs)
 
 
 def _measures(

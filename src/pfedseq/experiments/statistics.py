@@ -82,3 +82,8 @@ def mean_interval(values: ArrayLike) -> Interval:
     freedom = variance**2 / sum((square / table.size) ** 2 / free for square, free, _ in parts)
     reach = float(student_t.ppf((1 + LEVEL) / 2, freedom)) * variance**0.5
     return Interval(mean, mean - reach, mean + reach)
+
+
+def paired_interval(mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Interval:
+    """Mine minus theirs on the same clients of the same seeds, each given as seeds × clients."""
+    return mean_interval(np.asarray(mine, dtype=float) - np.asarray(theirs, dtype=float))

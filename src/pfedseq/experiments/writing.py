@@ -13,6 +13,7 @@ from pfedseq.files import write_atomically
 _CSV_HEADINGS = (
     *("experiment", "data_set", "in_place_of", "row", "method", "measure", "unit", "num_seeds"),
     *("mean", "std_over_seeds", "paper_mean", "paper_std", "paper_source"),
+    *("pfedseq_minus_this", "interval95_low", "interval95_high"),
 )
 _LATEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -53,6 +54,7 @@ def write_csv(sheet: Sheet, path: Path) -> None:
                     "" if theirs is None else theirs.mean,
                     "" if theirs is None or theirs.std is None else theirs.std,
                     "" if theirs is None else paper.source(name),
+                    *_interval(cell),
                 ]
             )
     write_atomically(path, text.getvalue())
@@ -118,6 +120,13 @@ def write_latex(sheet: Sheet, path: Path) -> None:
 def latex_text(text: str) -> str:
     """Text in which LaTeX finds no command of its own."""
     return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def _interval(cell: Cell) -> list[float | str]:
+    if cell.behind is None:
+        return ["", "", ""]
+    values = (cell.behind.mean, cell.behind.low, cell.behind.high)
+    return ["" if value is None else value for value in values]
 
 
 def _ours(column: Column, number: int) -> str:

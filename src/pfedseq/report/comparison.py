@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfedseq.experiments.statistics import MeanStd
+from pfedseq.experiments.statistics import Interval, MeanStd, paired_interval
 from pfedseq.files import write_atomically
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import MethodSummary
@@ -20,10 +20,18 @@ class ComparisonRow:
 
     method: str
     client_mean: MeanStd
-    worst_client: MeanStd
+    """At the last round, as are the next three; mean and standard deviation over seeds."""
     sample_weighted: MeanStd
-    difference: MeanStd
-    """Per client and seed: accuracy minus the first method's on the same client and seed."""
+    worst_client: MeanStd
+    bottom_decile: MeanStd
+    best_on_validation: MeanStd | None
+    """Client mean at the round that was best on validation data; None without such data."""
+    best_on_test_optimistic: MeanStd
+    """At the round that was best on the test data themselves: nobody could have chosen it."""
+    difference: Interval
+    """Accuracy minus the first method's on the same client and seed, with the mean's 95 %
+    confidence interval over clients × seeds.
+    """
     wins: int
     losses: int
     """Clients (of all seeds) that do better, and worse, than with the first method."""
@@ -52,21 +60,28 @@ def tabulate(summaries: Mapping[str, Sequence[MethodSummary]]) -> list[Compariso
     local_cost = _seconds_per_round(local) if local else None
     rows = []
     for name, runs in summaries.items():
-        differences = [
-            mine - theirs
-            for run, other in zip(runs, reference, strict=True)
-            for mine, theirs in zip(run.test_accuracy, other.test_accuracy, strict=True)
+        mine, theirs = ([run.test_accuracy for run in of] for of in (runs, reference))
+        pairs = [
+            pair for both in zip(mine, theirs, strict=True) for pair in zip(*both, strict=True)
         ]
+        validated = [run.best_on_validation for run in runs if run.best_on_validation is not None]
         cost = _seconds_per_round(runs)
         rows.append(
             ComparisonRow(
                 method=name,
                 client_mean=MeanStd.of([run.client_mean for run in runs]),
-                worst_client=MeanStd.of([run.worst_client for run in runs]),
                 sample_weighted=MeanStd.of([run.sample_weighted for run in runs]),
-                difference=MeanStd.of(differences),
-                wins=sum(d > 0 for d in differences),
-                losses=sum(d < 0 for d in differences),
+                worst_client=MeanStd.of([run.worst_client for run in runs]),
+                bottom_decile=MeanStd.of([run.bottom_decile for run in runs]),
+                best_on_validation=MeanStd.of([best.client_mean for best in validated])
+                if validated
+                else None,
+                best_on_test_optimistic=MeanStd.of(
+                    [run.best_on_test_optimistic.client_mean for run in runs]
+                ),
+                difference=paired_interval(mine, theirs),
+                wins=sum(own > other for own, other in pairs),
+                losses=sum(own < other for own, other in pairs),
                 seconds_per_round=cost,
                 cost_ratio=cost / local_cost if local_cost else None,
                 bytes_up_per_round=_per_round(runs, "bytes_up"),
@@ -92,7 +107,7 @@ def write_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], path: 
         "reference": rows[0].method,
         "methods": {
             row.method: {
-                key: vars(value) if isinstance(value, MeanStd) else value
+                key: vars(value) if isinstance(value, MeanStd | Interval) else value
                 for key, value in vars(row).items()
                 if key != "method"
             }

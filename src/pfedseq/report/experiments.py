@@ -27,6 +27,8 @@ def print_sheet(sheet: Sheet) -> None:
             table.add_column(column.measure.title, justify="right", no_wrap=True)
             if _has_paper(column):
                 table.add_column("paper", justify="right", no_wrap=True, style="yellow")
+            if _has_behind(column):
+                table.add_column("pFedSeq ahead by", justify="right", no_wrap=True)
         group = ""
         for number, arm in enumerate(sheet.arms):
             if arm.group != group:
@@ -38,6 +40,7 @@ def print_sheet(sheet: Sheet) -> None:
                 for text in (
                     _ours(column, number),
                     *([_theirs(column, number)] if _has_paper(column) else []),
+                    *([_behind(column, number)] if _has_behind(column) else []),
                 )
             ]
             table.add_row(escape(arm.title), *cells)
@@ -64,6 +67,8 @@ def _print_remarks(sheet: Sheet, columns: Sequence[Column]) -> None:
     remarks = []
     if len(sheet.seeds) > 1:
         remarks.append("± is the standard deviation over seeds, a spread, not the mean's error")
+    if any(map(_has_behind, columns)):
+        remarks.append("pFedSeq ahead by: points, paired by client and seed, 95 % interval")
     for column in columns:
         tau = column.agreement()
         if tau is not None:
@@ -84,6 +89,19 @@ def _print_notes(title: str, notes: Sequence[str]) -> None:
 
 def _has_paper(column: Column) -> bool:
     return any(cell.paper for cell in column.cells)
+
+
+def _has_behind(column: Column) -> bool:
+    return any(cell.behind for cell in column.cells)
+
+
+def _behind(column: Column, number: int) -> str:
+    interval = column.cells[number].behind
+    if interval is None:
+        return "–"
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:+.2f}"
+    return escape(f"{interval.mean:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]")
 
 
 def _ours(column: Column, number: int) -> str:

@@ -20,7 +20,7 @@ from pfedseq.words import count, size
 if TYPE_CHECKING:
     from pfedseq.data.distribution import ClientRow
     from pfedseq.data.preparing import Prepared
-    from pfedseq.experiments.statistics import MeanStd
+    from pfedseq.experiments.statistics import Interval, MeanStd
     from pfedseq.report.comparison import ComparisonRow
     from pfedseq.runs.records import RunSummary
 
@@ -94,48 +94,72 @@ def _print(table: Table, title: str, caption: str = "") -> None:
 
 
 def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder: Path) -> None:
-    """Accuracies as mean ± std over seeds, differences by client, cost and traffic."""
-    reference = METHODS[rows[0].method].title
+    """The scoreboard, then differences client by client, cost and traffic."""
     several = len(seeds) > 1
+    best = max(row.client_mean.mean for row in rows)
+    styles = ["bold" if row.client_mean.mean == best else None for row in rows]
     table = _table()
     table.add_column("method")
-    for heading in ("client\nmean", "worst\nclient", "difference", "better\n/worse"):
+    for heading in ("client\nmean", "by\nsamples", "worst\nclient", "bottom\ndecile"):
         table.add_column(heading, justify="right")
-    for heading in ("cost", "up", "down"):
+    table.add_column("best on\nvalidation", justify="right")
+    table.add_column("best on\ntest*", justify="right", style="dim")
+    for row, style in zip(rows, styles, strict=True):
+        last = (row.client_mean, row.sample_weighted, row.worst_client, row.bottom_decile)
+        best_rounds = (row.best_on_validation, row.best_on_test_optimistic)
+        cells = [_percent(value, several) for value in last]
+        cells += ["–" if value is None else _percent(value, False) for value in best_rounds]
+        table.add_row(METHODS[row.method].title, *cells, style=style)
+    spread = "±: standard deviation over seeds, a spread, not the mean's error; " if several else ""
+    _print(
+        table,
+        f"Test accuracy in %, seed{'s' * several} {', '.join(map(str, seeds))}; the last round, "
+        "then the best",
+        f"{spread}*: optimistic, chosen by the test data themselves",
+    )
+    table = _table()
+    table.add_column("method")
+    for heading in ("difference\n[95 % interval]", "better\n/worse", "cost", "up", "down"):
         table.add_column(heading, justify="right")
-    best = max(row.client_mean.mean for row in rows)
-    for row in rows:
+    for row, style in zip(rows, styles, strict=True):
         table.add_row(
             METHODS[row.method].title,
-            _percent(row.client_mean, several),
-            _percent(row.worst_client, several),
-            _percent(row.difference, several, sign="+"),
-            f"{row.wins}/{row.losses}",
+            "–" if row is rows[0] else _interval(row.difference),
+            "–" if row is rows[0] else f"{row.wins}/{row.losses}",
             "–" if row.cost_ratio is None else f"{row.cost_ratio:.2f}",
             size(round(row.bytes_up_per_round)),
             size(round(row.bytes_down_per_round)),
-            style="bold" if row.client_mean.mean == best else None,
+            style=style,
         )
+    others = "" if several else "; what another seed would change is not in it"
     _print(
         table,
-        f"Test accuracy in % at the last round, seed{'s' * several} {', '.join(map(str, seeds))}",
-        f"difference: per client{' and seed' * several}, against {reference}; cost: seconds a "
-        "round relative to Local; bytes: per round, all clients",
+        f"Against {METHODS[rows[0].method].title}, client by client; cost and traffic of a round",
+        f"difference: mean over clients × seeds and its confidence interval{others}; cost: seconds "
+        "relative to Local; bytes: all clients",
     )
     _print_files(
         folder,
         {
-            "comparison.json": "this table and more",
+            "comparison.json": "these tables and more",
             "curves.png": "learning curves of all methods",
             "METHOD/seed_N": "the run of each method and seed",
         },
     )
 
 
-def _percent(value: MeanStd, several: bool, sign: str = "") -> str:
+def _percent(value: MeanStd, several: bool) -> str:
     """Mean ± standard deviation; a single seed has no deviation."""
-    mean = f"{100 * value.mean:{sign}.2f}"
+    mean = f"{100 * value.mean:.2f}"
     return f"{mean}±{100 * value.std:.2f}" if several else mean
+
+
+def _interval(value: Interval) -> str:
+    """'+1.20 [+0.35, +2.05]'."""
+    mean = f"{100 * value.mean:+.2f}"
+    if value.low is None or value.high is None:
+        return mean
+    return escape(f"{mean} [{100 * value.low:+.2f}, {100 * value.high:+.2f}]")
 
 
 def _print_files(folder: Path, files: dict[str, str]) -> None:
