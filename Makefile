@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-slow setup lint format backbone clean
+.PHONY: help demo test test-slow kills setup lint format backbone clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,6 +16,9 @@ test: $(STAMP)   ## the default tests
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow
+
+kills: $(STAMP)  ## kill runs of every method 1,000 times and compare what comes out (about 1 h)
+	$(BIN)/python -m tests.faults.kills --kills 1000
 
 setup: $(STAMP)  ## only install
 

@@ -17,17 +17,22 @@ def run(
     listener: runs.Listener | None = None,
     tell: runs.Tell = runs.tell_nobody,
 ) -> RunSummary:
-    """Run every method of a config into the new folder `out`; returns what summary.json holds.
+    """Run every method of a config into the folder `out`; returns what summary.json holds.
 
-    `listener` gets every round's record, `tell` sentences that the user should know.
+    An unfinished run of the same config that is there already is continued. `listener` gets every
+    round's record, `tell` sentences that the user should know.
     """
     summary = runs.run(config, out, listener, tell)
     draw_curves(RunFolder(Path(out)))
     return summary
 
 
-def resume(out: Path | str, listener: runs.Listener | None = None) -> RunSummary:
+def resume(
+    out: Path | str,
+    listener: runs.Listener | None = None,
+    tell: runs.Tell = runs.tell_nobody,
+) -> RunSummary:
     """Continue a run from its last checkpoints; the results are those of an unbroken run."""
-    summary = runs.resume(out, listener)
+    summary = runs.resume(out, listener, tell)
     draw_curves(RunFolder(Path(out)))
     return summary

@@ -35,7 +35,7 @@ class RunConfig(BaseConfig):
     evaluate_every: int = Field(
         1, ge=1, description="rounds between two evaluations; the last round always has one"
     )
-    checkpoint_every: int = Field(5, ge=1, description="rounds between two checkpoints")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between two checkpoints")
 
 
 class ModelConfig(BaseConfig):

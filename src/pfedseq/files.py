@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from pfedseq.errors import InputError
+from pfedseq.errors import InputError, WriteError
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -23,7 +23,60 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     except OSError as problem:
         if temporary.exists():  # not where its folder is a file
             temporary.unlink()
-        raise InputError(f"cannot write {path}: {problem.strerror}") from None
+        raise WriteError(f"cannot write {path}: {problem.strerror}") from None
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a file and flush it to disk; a crash may leave a part of the line."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as problem:
+        raise WriteError(f"cannot write {path}: {problem.strerror}") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush to disk which names a folder holds, so that a rename outlives a power cut."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as problem:
+        raise WriteError(f"cannot write {folder}: {problem.strerror}") from None
+    finally:
+        os.close(handle)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what processes that were killed in the middle of `write_atomically` left behind."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def refusing_company(folder: Path) -> Iterator[None]:
+    """Work on a folder alone: while one process does, another one is refused."""
+    if os.name != "posix":  # on Windows two processes are on their own
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another process is working on {folder}: wait for it, or stop it first"
+            ) from None
+        except OSError:
+            pass  # a file system that cannot lock folders, such as some network drives
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

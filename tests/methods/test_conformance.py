@@ -11,7 +11,7 @@ from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
 from pfedseq.federation import Reply
 from pfedseq.methods import METHODS, find_method
-from pfedseq.runs.checkpoint import Checkpoint
+from pfedseq.runs.checkpoint import Checkpoints
 from pfedseq.runs.records import summarise_round
 from tests.every_method import OPTIONS, every_method
 from tests.toys import make_setup, personal_models, quadratic_federation, random_centers
@@ -63,11 +63,12 @@ def test_resuming_changes_nothing(name, tmp_path):
     whole = run(*build(name), range(1, ROUNDS + 1))
     server, clients = build(name)
     first, _ = run(server, clients, range(1, 4))
-    checkpoint = Checkpoint(tmp_path / "c.safetensors", clients.states)
-    checkpoint.states.changed.update(clients.ids)
-    checkpoint.save(3, server)
+    saved = Checkpoints(tmp_path, clients.states, {})
+    saved.states.changed.update(clients.ids)
+    saved.save(3, server)
     server, clients = build(name)
-    t = Checkpoint(checkpoint.path, clients.states).load(server, torch.device("cpu"))
+    resumed = Checkpoints(tmp_path, clients.states, {})
+    t = resumed.load(server, torch.device("cpu"), pytest.fail)
     rest, final = run(server, clients, range(t + 1, ROUNDS + 1))
     assert_same(whole, (first + rest, final))
 

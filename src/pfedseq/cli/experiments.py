@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pfedseq.cli.options import (
-    EXIT_INTERRUPTED,
     Device,
     Overrides,
     Rounds,
     assignments,
+    interruptible,
     numbers,
     tell_once,
     words,
@@ -100,12 +99,9 @@ def reproduce(
         return
     problems = {}
     if not finished:
-        try:
-            with SequenceDisplay(len(reproduction.entries()), reproduction.runs) as display:
-                problems = run_missing(reproduction, display.announce, draw_curves, tell_once())
-        except KeyboardInterrupt:
-            print("pfedseq: interrupted; the same command goes on", file=sys.stderr)
-            raise typer.Exit(EXIT_INTERRUPTED) from None
+        bars = SequenceDisplay(len(reproduction.entries()), reproduction.runs)
+        with interruptible("the same command goes on"), bars as display:
+            problems = run_missing(reproduction, display.announce, draw_curves, tell_once())
     sheet = collect(reproduction)
     if not any(cell.ours for column in sheet.columns for cell in column.cells):
         raise InputError(f"{folder} holds no finished run of {name} yet")

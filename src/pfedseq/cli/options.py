@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -62,3 +64,17 @@ def tell_once() -> Callable[[str], None]:
             tell(sentence)
 
     return tell_new
+
+
+@contextmanager
+def interruptible(what_now: str) -> Iterator[None]:
+    """Leave with a sentence when Ctrl-C stops the work within."""
+    from pfedseq.runs.interrupt import StopAtOnce
+
+    try:
+        yield
+    except KeyboardInterrupt as how:
+        print(f"pfedseq: interrupted; {what_now}", file=sys.stderr, flush=True)
+        if isinstance(how, StopAtOnce):
+            os._exit(EXIT_INTERRUPTED)  # an ordinary exit would wait for clients that train
+        raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from pfedseq.cli.options import (
-    EXIT_INTERRUPTED,
     ConfigName,
     Device,
     Overrides,
     Rounds,
     assignments,
+    interruptible,
     numbers,
     tell,
     tell_once,
@@ -39,6 +39,9 @@ def run(
     overrides: Overrides = None,
 ) -> None:
     """Run the methods of a config and write their results to one folder.
+
+    The same command on a folder whose run was cut off goes on with it. Ctrl-C stops after the round
+    at hand, a second Ctrl-C at once; no finished round is lost.
 
     Examples:
 
@@ -71,7 +74,7 @@ def resume(
     from pfedseq.config import load_config
 
     config = load_config(folder / "config.toml")
-    _show(config, lambda listener: resume_run(folder, listener), folder)
+    _show(config, lambda listener: resume_run(folder, listener, tell), folder)
 
 
 def compare(
@@ -115,7 +118,8 @@ def compare(
     checked = load_config(config, assignments(overrides, rounds, None, device))
     folder = out or Path("runs") / f"compare-{checked.run.name}"
     entries = methods_by_seeds(checked, names, seed_numbers)
-    with SequenceDisplay(len(entries), folder) as display:
+    again = interruptible("the same command goes on")
+    with again, SequenceDisplay(len(entries), folder) as display:
         sweep(entries, folder, display.announce, draw_curves, tell_once())
     runs = {name: [RunFolder(folder / name / f"seed_{s}") for s in seed_numbers] for name in names}
     rows = compare_runs(runs)
@@ -132,11 +136,8 @@ def _show(config: Any, work: Any, folder: Path) -> None:
 
     for sentence in config.advice():
         print(f"pfedseq: warning: {sentence}", file=sys.stderr)
-    try:
+    with interruptible(f"`pfedseq resume {folder}` goes on"):
         earlier = RunFolder(folder).by_method()
         with ProgressDisplay(config.run.methods, config.run.rounds, earlier) as display:
             summary = work(display.advance)
-    except KeyboardInterrupt:
-        print(f"pfedseq: interrupted; `pfedseq resume {folder}` goes on", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
     print_results(summary, folder)

@@ -1,21 +1,286 @@
-"""A run's memory between rounds: safetensors files, of which only what changed is written."""
+"""A run's memory between rounds: the last two checkpoints of a method, each complete in itself.
+
+Checkpoints go to two slots in turn. A slot is a folder with a manifest and the parts that it names:
+every large tensor is a part of its own, and what is small is one part for the server and one for
+each client. A part is a safetensors file named by the SHA-256 of its content, so what has not
+changed since the slot was last written is not written again, and what the disk has changed is
+noticed. The manifest is replaced last: until then the slot is the checkpoint that it was before.
+The slots share no file, so that one is left whatever happens to the other.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from pfedseq.engines.states import ClientStates, TrackedStates, encode_state
 from pfedseq.errors import InputError
 from pfedseq.federation import Server, Tensors
-from pfedseq.files import write_atomically
+from pfedseq.files import remove_temporaries, sync_folder, write_atomically
+from pfedseq.runs.identity import MadeWith, difference
+
+LARGE_BYTES = 2**16
+"""A tensor from this size on is a file of its own."""
+
+_MANIFEST = "manifest.json"
+_SERVER = "server"
+_ONLY = "tensor"
+"""The name of a large tensor in its file: not its own, or what moves in the history would change
+its content."""
+
+
+class DamagedError(Exception):
+    """A slot holds no checkpoint that can be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a manifest says."""
+
+    round: int
+    made_with: MadeWith
+    owners: dict[str, dict[str, Any]]
+    """By `server` or a client's number: the digest of its `small` part (null without one), and of
+    each of its `large` tensors by name."""
+
+    def digests(self) -> set[str]:
+        """The parts that belong to it."""
+        parts: set[str] = set()
+        for owner in self.owners.values():
+            parts |= {*owner["large"].values(), *([owner["small"]] if owner["small"] else [])}
+        return parts
+
+    def to_json(self) -> str:
+        """With a checksum over all the rest."""
+        body = {"round": self.round, "made_with": dict(self.made_with), "owners": self.owners}
+        return json.dumps({"sha256": _body_digest(body), **body}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Checkpoint:
+        """What `to_json` gave; raises `DamagedError` for anything else."""
+        try:
+            body = json.loads(text)
+            digest = body.pop("sha256")
+            if digest != _body_digest(body):
+                raise DamagedError("its manifest's checksum is wrong")
+            checkpoint = cls(int(body["round"]), dict(body["made_with"]), dict(body["owners"]))
+            checkpoint.digests()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise DamagedError("its manifest is not readable") from None
+        return checkpoint
+
+
+class Slot:
+    """A folder that holds one checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._manifest = folder / _MANIFEST
+        self._last: Checkpoint | None = None
+        """What this process has written or read here."""
+        self._unsaved: set[str] = set()
+        """Owners that changed since."""
+        self._whole: set[str] = set()
+        """Parts here whose content this process has seen."""
+
+    def exists(self) -> bool:
+        """Whether a checkpoint was once written here."""
+        return self._manifest.exists()
+
+    def read(self) -> Checkpoint:
+        """What the manifest says; raises `DamagedError`."""
+        try:
+            return Checkpoint.from_json(self._manifest.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as problem:
+            raise DamagedError(f"its manifest is not readable ({problem})") from None
+
+    def changed(self, owner: str) -> None:
+        """What the slot holds of this owner is no longer what there is."""
+        self._unsaved.add(owner)
+
+    def write(
+        self, t: int, made_with: MadeWith, everyone: Iterable[str], state: Callable[[str], Tensors]
+    ) -> None:
+        """Replace the checkpoint; `state` is asked only for owners that changed."""
+        before = self._last.owners if self._last else {}
+        owners = {
+            owner: self._store(state(owner))
+            if owner in self._unsaved or owner not in before
+            else before[owner]
+            for owner in everyone
+        }
+        checkpoint = Checkpoint(t, made_with, owners)
+        write_atomically(self._manifest, checkpoint.to_json())
+        sync_folder(self.folder)
+        self._last = checkpoint
+        self._unsaved.clear()
+        self._drop_unused(checkpoint.digests())
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise `DamagedError` where a part is not what it was."""
+        for digest in checkpoint.digests():
+            self._part(digest)
+
+    def load(self, checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[str, Tensors]]:
+        """Every owner's tensors, one owner at a time."""
+        for owner, parts in checkpoint.owners.items():
+            tensors = self._part(parts["small"]) if parts["small"] else {}
+            for name, digest in parts["large"].items():
+                tensors[name] = self._part(digest)[_ONLY]
+            # Copies: numbers that begin anywhere in a file's bytes may be rounded differently.
+            yield owner, {n: tensor.to(device, copy=True) for n, tensor in tensors.items()}
+        self._last = checkpoint
+
+    def clear(self) -> None:
+        """Remove all there is, so that nothing damaged is used again."""
+        self._manifest.unlink(missing_ok=True)
+        self._last = None
+        self._drop_unused(set())
+
+    def _store(self, tensors: Tensors) -> dict[str, Any]:
+        small: Tensors = {}
+        large: dict[str, str] = {}
+        for name, tensor in tensors.items():
+            if tensor.numel() * tensor.element_size() >= LARGE_BYTES:
+                large[name] = self._write_part({_ONLY: tensor})
+            else:
+                small[name] = tensor
+        return {"small": self._write_part(small) if small else None, "large": large}
+
+    def _write_part(self, tensors: Tensors) -> str:
+        content = encode_state(tensors)
+        digest = hashlib.sha256(content).hexdigest()
+        if digest not in self._whole:
+            write_atomically(self._file(digest), content)
+            self._whole.add(digest)
+        return digest
+
+    def _part(self, digest: str) -> Tensors:
+        path = self._file(digest)
+        try:
+            content = path.read_bytes()
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise DamagedError(f"the checksum of {path.name} is wrong")
+            self._whole.add(digest)
+            return dict(sorted(load(content).items()))  # safetensors gives them in any order
+        except (OSError, SafetensorError) as problem:
+            raise DamagedError(f"{path.name} is not readable ({problem})") from None
+
+    def _file(self, digest: str) -> Path:
+        return self.folder / f"{digest}.safetensors"
+
+    def _drop_unused(self, used: set[str]) -> None:
+        if self.folder.is_dir():
+            remove_temporaries(self.folder)
+            for path in self.folder.glob("*.safetensors"):
+                if path.stem not in used:
+                    path.unlink()
+        self._whole &= used
+
+
+class Checkpoints:
+    """The last two checkpoints of a method: of its server, and of its clients through `states`."""
+
+    def __init__(self, folder: Path, states: ClientStates, made_with: MadeWith) -> None:
+        self.folder, self.made_with = folder, made_with
+        self.states = TrackedStates(states)
+        """What the engine is given, so that it is known who has changed."""
+        self._remembering: set[int] = set()
+        """The clients that have a memory."""
+        self._slots = [Slot(folder / name) for name in ("a", "b")]
+        """The one that is written next comes first."""
+
+    def save(self, t: int, server: Server) -> None:
+        """Server and client memories after round t."""
+        memory = server_state(server)
+        self._remembering |= self.states.changed
+        for slot in self._slots:
+            for owner in (_SERVER, *map(str, self.states.changed)):
+                slot.changed(owner)
+        self.states.changed.clear()
+        self._slots[0].write(
+            t,
+            self.made_with,
+            [_SERVER, *map(str, sorted(self._remembering))],
+            lambda owner: memory if owner == _SERVER else self.states.get(int(owner)),
+        )
+        self._slots.reverse()
+
+    def load(self, server: Server, device: torch.device, tell: Callable[[str], None]) -> int:
+        """Restore the newest checkpoint that is whole; returns its round, 0 where there is none."""
+        former = self.folder.with_suffix(".safetensors")
+        if former.exists():
+            raise InputError(
+                f"{former} is a checkpoint of an earlier pfedseq: finish the run with that, or "
+                "delete the file to start the method anew"
+            )
+        faults: list[str] = []
+        for slot, checkpoint in self._newest_first(faults):
+            if changed := difference(checkpoint.made_with, self.made_with):
+                raise InputError(
+                    f"the checkpoint in {self.folder} does not belong to this run ({changed}): go "
+                    "back to what it was made with, or delete that folder to start the method anew"
+                )
+            try:
+                slot.check(checkpoint)
+            except DamagedError as problem:
+                faults.append(f"that of round {checkpoint.round}: {problem}")
+                slot.clear()
+                continue
+            self._restore(server, slot.load(checkpoint, device))
+            if faults:
+                tell(
+                    f"a checkpoint in {self.folder} is damaged ({'; '.join(faults)}); going on "
+                    f"from the one of round {checkpoint.round}"
+                )
+            if slot is self._slots[0]:
+                self._slots.reverse()
+            return checkpoint.round
+        if faults:
+            raise InputError(
+                f"no checkpoint in {self.folder} is readable ({'; '.join(faults)}); delete that "
+                "folder to start the method anew"
+            )
+        return 0
+
+    def _restore(self, server: Server, memories: Iterable[tuple[str, Tensors]]) -> None:
+        try:
+            for owner, tensors in memories:
+                if owner == _SERVER:
+                    restore_server(server, tensors)
+                else:
+                    self.states.put(int(owner), tensors)
+        except (KeyError, ValueError, TypeError, RuntimeError) as problem:
+            raise InputError(
+                f"the checkpoint in {self.folder} holds other tensors than this method's "
+                f"({problem}); delete that folder to start the method anew"
+            ) from None
+        self._remembering |= self.states.changed
+        self.states.changed.clear()
+
+    def _newest_first(self, faults: list[str]) -> list[tuple[Slot, Checkpoint]]:
+        """The slots whose manifests are whole; what is wrong with others goes to `faults`."""
+        found: list[tuple[Slot, Checkpoint]] = []
+        for slot in self._slots:
+            if slot.exists():
+                try:
+                    found.append((slot, slot.read()))
+                except DamagedError as problem:
+                    faults.append(str(problem))
+        return sorted(found, key=lambda entry: -entry[1].round)
+
+
+def _body_digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 @runtime_checkable
@@ -23,64 +288,6 @@ class _Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
-
-
-class Checkpoint:
-    """One method's memory: the server's in the file `path`, each client's in a file of its own.
-
-    A client's file is written when its memory has changed, under a name with the round in it. The
-    server's names the clients' files that belong to it and is replaced last: what a process leaves
-    behind that is killed at any moment is the whole of one checkpoint, the new or the former.
-    """
-
-    def __init__(self, path: Path, states: ClientStates) -> None:
-        self.path, self.states = path, TrackedStates(states)
-        self._folder = path.with_suffix("")
-        self._files: dict[int, str] = {}
-
-    def exists(self) -> bool:
-        """Whether there is something to go on from."""
-        return self.path.exists()
-
-    def save(self, t: int, server: Server) -> None:
-        """Server and client memories after round t."""
-        for i in sorted(self.states.changed):
-            state = self.states.get(i)
-            if state or i in self._files:
-                self._files[i] = f"{i}.{t}.safetensors"
-                write_atomically(self._folder / self._files[i], encode_state(state))
-        described = {"round": str(t), "clients": json.dumps(self._files)}
-        write_atomically(self.path, encode_state(server_state(server), described))
-        self.states.changed.clear()
-        self._sweep()
-
-    def load(self, server: Server, device: torch.device) -> int:
-        """Restore what `save` wrote into a fresh server and states; returns its round."""
-        path = self.path
-        try:
-            with safe_open(path, "pt", device=str(device)) as file:
-                about = file.metadata()
-                t, files = int(about["round"]), json.loads(about["clients"])
-                memory = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            self._files = {int(i): str(name) for i, name in files.items()}
-            for i, name in self._files.items():
-                path = self._folder / name
-                self.states.put(i, load_file(path, device=str(device)))
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as fault:
-            raise InputError(
-                f"checkpoint {path} is not readable ({fault}); delete {self.path} to start that "
-                "method anew"
-            ) from None
-        self.states.changed.clear()
-        restore_server(server, memory)
-        return t
-
-    def _sweep(self) -> None:
-        """Remove what belongs to no checkpoint any more."""
-        if self._folder.is_dir():
-            for file in self._folder.iterdir():
-                if file.name not in self._files.values():
-                    file.unlink()
 
 
 def server_state(server: Server) -> Tensors:
@@ -99,10 +306,11 @@ def restore_server(server: Server, memory: Tensors) -> None:
             )
         elif isinstance(value, _Stateful):
             value.load_state_dict(mine)
-        elif name in memory:
-            setattr(server, name, memory[name])
         else:
-            raise InputError(f"the checkpoint lacks the server's {name!r}")
+            saved = memory[name]
+            if (saved.shape, saved.dtype) != (value.shape, value.dtype):
+                raise ValueError(f"{name} has shape {tuple(saved.shape)}, not {tuple(value.shape)}")
+            setattr(server, name, saved)
 
 
 def _flat(named: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pfedseq.data.record import DataRecord, difference
+from pfedseq.config import Config, load_config
+from pfedseq.data import record as data_records
+from pfedseq.data.record import DataRecord
 from pfedseq.errors import InputError
-from pfedseq.files import write_atomically
+from pfedseq.files import append_line, remove_temporaries, write_atomically
+from pfedseq.runs.identity import config_values, difference
 from pfedseq.runs.records import RoundRecord, RunSummary, summarise_run
 
 
@@ -54,21 +57,39 @@ class RunFolder:
 
     @staticmethod
     def check_vacant(path: Path) -> None:
-        """Refuse a place that holds another run or cannot be written, before any work is done."""
-        if (path / "config.toml").exists():
-            raise InputError(
-                f"{path} already holds a run; continue it with `pfedseq resume {path}` "
-                "or choose another --out"
-            )
+        """Refuse a place that holds other files or cannot be written, before any work is done."""
+        if path.is_dir():
+            remove_temporaries(path)  # all that a run killed at its very start leaves
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path} exists and is not an empty folder; choose another --out")
         nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
             raise InputError(f"cannot write to {path}: {nearest} is not a folder one may write to")
 
-    def checkpoint(self, method: str) -> Path:
+    def check_options(self, wanted: Config) -> None:
+        """Refuse to go on with a run that was begun with other options."""
+        if not self.config.exists():
+            return
+        saved, asked = load_config(self.config), wanted.model
+        used = saved.model  # with the normalisation that the backbone got
+        filled = asked.model_copy(
+            update={"mean": asked.mean or used.mean, "std": asked.std or used.std}
+        )
+        now = config_values(wanted.model_copy(update={"model": filled}))
+        if changed := difference(config_values(saved), now):
+            raise InputError(
+                f"{self.path} holds a run with other options ({changed}); choose another --out, or "
+                "delete that folder"
+            )
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.summary.exists() and self.curves.exists()
+
+    def checkpoints(self, method: str) -> Path:
         """Where a method's memory is kept between rounds."""
-        return self.path / "checkpoints" / f"{method}.safetensors"
+        return self.path / "checkpoints" / method
 
     def states(self, method: str) -> Path:
         """Where clients' memories wait for the next round, with `engine.states = "disk"`."""
@@ -82,7 +103,7 @@ class RunFolder:
         """Write down which data the run is made on, or refuse to go on with other data."""
         if (then := self.read_data()) is None:
             write_atomically(self.partition, _json(record))
-        elif changed := difference(then, record):
+        elif changed := data_records.difference(then, record):
             raise InputError(
                 f"the data are not those that {self.path} was begun with ({changed}): bring back "
                 "the former data, or start a new run in another folder"
@@ -104,18 +125,14 @@ class RunFolder:
 
     def append(self, record: RoundRecord) -> None:
         """Add one line to metrics.jsonl."""
-        try:
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record.to_json()) + "\n")
-        except OSError as problem:
-            raise InputError(f"cannot write {self.metrics}: {problem.strerror}") from None
+        append_line(self.metrics, json.dumps(record.to_json()))
 
     def records(self) -> list[RoundRecord]:
         """All lines of metrics.jsonl; a last line that a crash cut off is left out."""
         if not self.metrics.exists():
             return []
         records: list[RoundRecord] = []
-        lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
         for number, line in enumerate(lines, start=1):
             try:
                 records.append(RoundRecord.from_json(json.loads(line)))
@@ -125,9 +142,19 @@ class RunFolder:
                 raise InputError(f"line {number} of {self.metrics} is damaged") from None
         return records
 
-    def keep_records(self, wanted: Callable[[RoundRecord], bool]) -> None:
-        """Drop the lines of rounds that will be run again."""
-        lines = [json.dumps(r.to_json()) + "\n" for r in self.records() if wanted(r)]
+    def keep_records(self, method: str, done: int) -> None:
+        """Drop the lines of a method's rounds after `done`, which will be run again."""
+        records = self.records()
+        lines = [
+            json.dumps(r.to_json()) + "\n" for r in records if r.method != method or r.round <= done
+        ]
+        kept = {r.round for r in records if r.method == method}
+        if missing := sorted(set(range(1, done + 1)) - kept):
+            raise InputError(
+                f"{self.metrics} lacks round {missing[0]} of {method}, which its checkpoint says "
+                f"was run; bring the line back, or delete {self.checkpoints(method)} to start the "
+                "method anew"
+            )
         write_atomically(self.metrics, "".join(lines))
 
     def by_method(self) -> dict[str, list[RoundRecord]]:

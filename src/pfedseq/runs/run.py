@@ -13,10 +13,13 @@ from pfedseq.data.distribution import draw_distribution
 from pfedseq.data.record import data_record
 from pfedseq.engines.rounds import RoundOutcome, run_rounds
 from pfedseq.engines.states import ClientStates, DiskStates, MemoryStates
-from pfedseq.errors import InputError
+from pfedseq.errors import InputError, WriteError
 from pfedseq.federation import Clients, Server
-from pfedseq.runs.checkpoint import Checkpoint
+from pfedseq.files import refusing_company
+from pfedseq.runs.checkpoint import Checkpoints
 from pfedseq.runs.folder import RunFolder, client_folders
+from pfedseq.runs.identity import MadeWith
+from pfedseq.runs.interrupt import Interruption, finishing_the_round
 from pfedseq.runs.records import RoundRecord, RunSummary, summarise_round
 from pfedseq.runs.world import World
 
@@ -35,31 +38,58 @@ def run(
     listener: Listener | None = None,
     tell: Tell = tell_nobody,
 ) -> RunSummary:
-    """Run every method of a config into the new folder `out`."""
-    RunFolder.check_vacant(Path(out))
+    """Run every method of a config into the folder `out`.
+
+    An unfinished run of the same config that is there already is continued; anything else in its
+    place is refused.
+    """
+    folder = RunFolder(Path(out))
+    if begun := folder.config.exists():
+        if folder.finished:
+            raise InputError(f"{out} already holds a run, which is finished; choose another --out")
+        folder.check_options(config)
+        tell(f"{out} holds an unfinished run of this config; going on with it")
+    else:
+        RunFolder.check_vacant(folder.path)
     world = World.build(config)
     for note in world.notes:
         tell(note)
-    folder = RunFolder.create(Path(out), dump_config(world.written_out(config)))
-    return run_methods(world, folder, listener)
+    if not begun:
+        RunFolder.create(folder.path, dump_config(world.written_out(config)))
+    return run_methods(world, folder, listener, tell)
 
 
-def resume(out: Path | str, listener: Listener | None = None) -> RunSummary:
+def resume(
+    out: Path | str, listener: Listener | None = None, tell: Tell = tell_nobody
+) -> RunSummary:
     """Continue a run from its last checkpoints; the results are those of an unbroken run."""
     folder = RunFolder(Path(out))
     if not folder.config.exists():
         raise InputError(f"{out} holds no run: it has no config.toml")
-    return run_methods(World.build(load_config(folder.config)), folder, listener)
+    return run_methods(World.build(load_config(folder.config)), folder, listener, tell)
 
 
-def run_methods(world: World, folder: RunFolder, listener: Listener | None) -> RunSummary:
-    """Run, or continue from their checkpoints, all methods of a folder's config."""
-    folder.keep_data(data_record(world.data))
-    if not folder.clients_picture.exists():
-        draw_distribution(world.data, folder.clients_picture)
-    for name in world.config.run.methods:
-        run_method(world, folder, name, listener)
-    return folder.write_summary()
+def run_methods(
+    world: World, folder: RunFolder, listener: Listener | None, tell: Tell
+) -> RunSummary:
+    """Run, or continue from their checkpoints, all methods of a folder's config.
+
+    Ctrl-C stops it after the round at hand, a second one at once.
+    """
+    with refusing_company(folder.path), finishing_the_round(tell) as interruption:
+        try:
+            folder.keep_data(data_record(world.data))
+            if not folder.clients_picture.exists():
+                draw_distribution(world.data, folder.clients_picture)
+            for name in world.config.run.methods:
+                run_method(world, folder, name, listener, tell, interruption)
+                interruption.stop_if_wanted()
+            return folder.write_summary()
+        except WriteError as problem:
+            raise WriteError(
+                f"{problem}; nothing that was done is lost: once that is mended, "
+                f"`pfedseq resume {folder.path}` goes on"
+            ) from None
 
 
 class Stage(Protocol):
@@ -82,30 +112,44 @@ class Stage(Protocol):
     ) -> tuple[Server, Clients]:
         """A method before round 1: its server, and an engine with its clients."""
 
+    def made_with(self, name: str) -> MadeWith:
+        """What a method's numbers depend on, for its checkpoints."""
 
-def run_method(world: Stage, folder: RunFolder, name: str, listener: Listener | None) -> None:
-    """Run a method, or continue it from its checkpoint, to the models that its clients save."""
+
+def run_method(
+    world: Stage,
+    folder: RunFolder,
+    name: str,
+    listener: Listener | None,
+    tell: Tell = tell_nobody,
+    interruption: Interruption | None = None,
+) -> None:
+    """Run a method, or continue it from its checkpoint, to the models that its clients save.
+
+    Once it is `interruption`'s turn, the run stops after the round at hand.
+    """
+    interruption = interruption or Interruption(tell)
     section = world.config.run
     rounds = section.rounds
     names = world.names
     states: ClientStates = MemoryStates()
     if world.config.engine.states == "disk":
         states = DiskStates(folder.states(name), world.device)
-    checkpoint, done = Checkpoint(folder.checkpoint(name), states), 0
+    checkpoints = Checkpoints(folder.checkpoints(name), states, world.made_with(name))
     places = [folder.adapter(name, place) for place in client_folders(names)]
-    server, clients = world.start(name, checkpoint.states, places)
-    if checkpoint.exists():
-        done = checkpoint.load(server, world.device)
-    folder.keep_records(lambda r: r.method != name or r.round <= done)
+    server, clients = world.start(name, checkpoints.states, places)
+    done = checkpoints.load(server, world.device, tell)
+    folder.keep_records(name, done)
 
     def after_round(outcome: RoundOutcome) -> None:
         record = summarise_round(name, outcome, names)
         folder.append(record)
         t = outcome.t
-        if t % section.checkpoint_every == 0 or t == rounds:
-            checkpoint.save(t, server)
+        if t % section.checkpoint_every == 0 or t == rounds or interruption.wanted:
+            checkpoints.save(t, server)
         if listener is not None:
             listener(record)
+        interruption.stop_if_wanted()
 
     left = range(done + 1, rounds + 1)
     run_rounds(server, clients, left, after_round, section.evaluate_every)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from pfedseq.config import Config, dump_config, load_config
+from pfedseq.config import Config, dump_config
 from pfedseq.data.record import DataRecord, data_record, difference
 from pfedseq.errors import InputError
 from pfedseq.files import claim
@@ -86,7 +86,7 @@ def sweep(
                 try:
                     listener = announce(entry)
                     RunFolder.create(folder.path, dump_config(world.written_out(entry.config)))
-                    run_methods(replace(world, config=entry.config), folder, listener)
+                    run_methods(replace(world, config=entry.config), folder, listener, tell)
                 except InputError as problem:
                     if failed is None:
                         raise
@@ -131,25 +131,7 @@ def _check(entries: Sequence[Entry], out: Path) -> None:
         if entry.label in seen:
             raise InputError(f"two runs of the sweep are named {entry.label!r}")
         seen.add(entry.label)
-        saved = entry.folder(out).config
-        if saved.exists() and not _same_options(saved, entry.config):
-            raise InputError(
-                f"{saved.parent} was made with other options than these; "
-                "choose another --out, or delete that folder"
-            )
-
-
-def _same_options(saved: Path, wanted: Config) -> bool:
-    """Whether a saved config is the wanted one, with the normalisation that the backbone got."""
-    try:
-        used = load_config(saved)
-    except InputError:
-        return False
-    asked = wanted.model
-    filled = asked.model_copy(
-        update={"mean": asked.mean or used.model.mean, "std": asked.std or used.model.std}
-    )
-    return dump_config(used) == dump_config(wanted.model_copy(update={"model": filled}))
+        entry.folder(out).check_options(entry.config)
 
 
 class _DataSeen:

@@ -29,6 +29,7 @@ from pfedseq.model.personal import save_personal_model
 from pfedseq.model.task import ImageSite, ImageSource
 from pfedseq.model.token_store import with_tokens
 from pfedseq.params import Params
+from pfedseq.runs.identity import MadeWith, made_with
 
 _ENGINES = {"local": LocalClients, "wire": WireClients}
 
@@ -89,6 +90,16 @@ class World:
         source = replace(self.sites[0].source, images=images, tokens=None)
         return AuxiliaryImages(self.model, source, size, seed)
 
+    def made_with(self, name: str) -> MadeWith:
+        """What a method's numbers depend on, for its checkpoints."""
+        return made_with(self, name)
+
+    @property
+    def cohort(self) -> int:
+        """How many clients are trained in one pass."""
+        chosen, batch_size = self.config.engine.cohort, self.config.training.batch_size
+        return chosen or automatic_cohort(len(self.sites), batch_size)
+
     def start(
         self,
         name: str,
@@ -110,8 +121,7 @@ class World:
             ],
             threads=engine.threads or os.cpu_count() or 1,
             threads_per_client=engine.threads_per_client,
-            cohort=engine.cohort
-            or automatic_cohort(len(self.sites), self.config.training.batch_size),
+            cohort=self.cohort,
             states=states,
         )
         hellos = introduce(clients)

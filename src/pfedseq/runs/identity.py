@@ -1,0 +1,90 @@
+"""What a run's numbers depend on, so that it is never continued as something else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pfedseq.config import Config
+from pfedseq.data.record import data_record
+from pfedseq.learners.fused_mamba import fused_mamba
+
+if TYPE_CHECKING:
+    from pfedseq.runs.world import World
+
+MadeWith = Mapping[str, Any]
+"""What a result depends on, by name: plain JSON values."""
+
+_WITHOUT_EFFECT = {
+    "run.name",
+    "run.methods",
+    "run.checkpoint_every",
+    "data.source",  # the images themselves are compared
+    "data.store",
+    "auxiliary.store",
+    "engine.kind",
+    "engine.threads",
+    "engine.states",
+    "engine.device",  # what it came to is compared, and so is the cohort
+    "engine.cohort",
+}
+
+
+def made_with(world: World, method: str) -> dict[str, Any]:
+    """All that a method's checkpoint depends on, by name."""
+    data = data_record(world.data)
+    options = {
+        key: value
+        for key, value in config_values(world.written_out(world.config)).items()
+        if key not in _WITHOUT_EFFECT
+        and (not key.startswith("methods.") or key.startswith(f"methods.{method}."))
+    }
+    kernel = fused_mamba() if method == "pfedseq" else None
+    values = {
+        "version of pfedseq": version("pfedseq"),
+        "version of torch": torch.__version__,
+        "device": world.model.device.type,
+        "cohort": world.cohort,
+        "kernel": "plain PyTorch" if kernel is None else kernel.variant,
+        "images": data["images_sha256"],
+        "labels": data["labels_sha256"],
+        "division among clients": _digest(data["clients"]),
+        **{f"config key {key}": value for key, value in options.items()},
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(values))  # as it comes back from a file
+    return plain
+
+
+def difference(then: MadeWith, now: MadeWith) -> str | None:
+    """The first thing that is not as it was, as `name was x, is y`."""
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            before, after = (_shown(values.get(name)) for values in (then, now))
+            return f"{name} was {before}, is {after}"
+    return None
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)
+
+
+def config_values(config: Config) -> dict[str, Any]:
+    """Every option that is set, by its dotted key."""
+    return dict(_flat(config.model_dump(mode="json", exclude_none=True)))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
