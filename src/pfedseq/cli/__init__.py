@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pfedseq import __version__
-from pfedseq.cli import data, experiments, lists, models, run
+from pfedseq.cli import data, experiments, lists, models, run, serve
 from pfedseq.cli.options import EXIT_BAD_INPUT
 from pfedseq.errors import InputError
 
@@ -27,6 +27,7 @@ for command in (
     models.predict,
     models.evaluate,
     models.export,
+    serve.serve,
     experiments.reproduce,
     lists.methods,
     lists.datasets,

@@ -1,0 +1,94 @@
+"""`pfedseq serve`: all clients' models behind one address."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pfedseq.cli.models import MethodName, Models
+from pfedseq.errors import InputError
+
+TOKEN_VARIABLE = "PFEDSEQ_TOKEN"
+
+
+def serve(
+    run: Models,
+    method: MethodName = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File with the bearer token to ask for; or set {TOKEN_VARIABLE}."),
+    ] = None,
+    max_megabytes: Annotated[float, typer.Option(min=0.001, help="Largest image.")] = 10,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a request.")] = 30,
+    max_batch: Annotated[int, typer.Option(min=1, help="Images in a pass, at most.")] = 64,
+) -> None:
+    """Answer over HTTP with every client's personal model, all on one backbone.
+
+    The address shows a page to try it; /docs describes the interface. Requests for different
+    clients go through the backbone together.
+
+    Examples:
+
+    - `pfedseq serve runs/tiles`
+
+    - `curl --data-binary @photo.jpg 'localhost:8000/predict?client=mill'`
+    """
+    if not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn")):
+        raise InputError("serving needs more packages: pip install 'pfedseq[serve]'")
+    import uvicorn
+
+    from pfedseq.report.progress import StepDisplay
+    from pfedseq.serving.client_models import ClientModels
+    from pfedseq.serving.service import Limits, Served, make_service
+    from pfedseq.serving.together import ModelsTogether, load_together
+
+    token = _token(token_file)
+    found = ClientModels.open(run, method)
+    with StepDisplay() as display:
+        models, everyones, global_is = load_together(found, display.report)
+    served = Served(
+        ModelsTogether([*models, everyones]), tuple(found.names), found.method, global_is
+    )
+    limits = Limits(body_bytes=int(1e6 * max_megabytes), seconds=timeout, batch=max_batch)
+    if token is None and not _is_loopback(host):
+        print(
+            f"pfedseq: warning: anyone who reaches {host} can use these models; set a token",
+            file=sys.stderr,
+        )
+    config = uvicorn.Config(
+        make_service(served, limits, token), host=host, port=port, log_level="warning", ws="none"
+    )
+    server = uvicorn.Server(config)
+    sockets = [config.bind_socket()]
+    place = f"[{host}]" if ":" in host else host
+    address = f"http://{place}:{sockets[0].getsockname()[1]}/"
+    print(f"{len(found.names)} clients' models at {address} (Ctrl-C ends it)", flush=True)
+    server.run(sockets)
+
+
+def _token(file: Path | None) -> str | None:
+    """The token of a file or of the environment; never of the command line, which all can see."""
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InputError(f"cannot read the token file {file}: {problem}") from None
+    if not token:
+        raise InputError(f"the token file {file} is empty")
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

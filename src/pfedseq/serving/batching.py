@@ -1,0 +1,99 @@
+"""Requests that come while a pass is under way share the next one.
+
+One thread owns the model. It takes all that waits, up to `most` rows, answers it in one pass, and
+looks again: nobody waits for company, and the more come at once the larger the passes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Answer = Callable[[Sequence[int], Sequence[NDArray[np.uint8]]], Tensor]
+"""(the model of each row, the images) ↦ probabilities (B, C)."""
+
+
+class TooManyWaiting(Exception):
+    """The queue is full."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    rows: tuple[int, ...]
+    image: NDArray[np.uint8]
+    answer: Future[Tensor] = field(default_factory=Future)
+
+
+class Batcher:
+    """Brings requests of many threads together; `close` ends its thread."""
+
+    def __init__(self, answer: Answer, most: int, waiting: int) -> None:
+        self._answer, self._most = answer, most
+        self._queue: queue.Queue[_Request | None] = queue.Queue(waiting)
+        self.passes = self.answered = 0
+        """How many passes were made, and how many requests they answered."""
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue, about."""
+        return self._queue.qsize()
+
+    def ask(self, rows: Sequence[int], image: NDArray[np.uint8]) -> Future[Tensor]:
+        """The image under each of the models `rows`: a future of (len(rows), C)."""
+        request = _Request(tuple(rows), image)
+        try:
+            self._queue.put_nowait(request)
+        except queue.Full:
+            raise TooManyWaiting from None
+        return request.answer
+
+    def close(self) -> None:
+        """Answer what waits, then end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (first := self._queue.get()) is not None:
+            batch, ended = self._gather(first)
+            # Who has given up waiting is left out; from here on nobody can.
+            wanted = [one for one in batch if one.answer.set_running_or_notify_cancel()]
+            if wanted:
+                self._answer_all(wanted)
+            if ended:
+                return
+
+    def _gather(self, first: _Request) -> tuple[list[_Request], bool]:
+        batch, rows = [first], len(first.rows)
+        while rows < self._most:
+            try:
+                following = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if following is None:
+                return batch, True
+            batch.append(following)
+            rows += len(following.rows)
+        return batch, False
+
+    def _answer_all(self, batch: Sequence[_Request]) -> None:
+        rows = [row for one in batch for row in one.rows]
+        images: list[Any] = [one.image for one in batch for _ in one.rows]
+        try:
+            shares = self._answer(rows, images)
+        except BaseException as problem:  # it is everyone's, and must not end the thread
+            for one in batch:
+                one.answer.set_exception(problem)
+            return
+        self.passes, self.answered = self.passes + 1, self.answered + len(batch)
+        for one, share in zip(batch, shares.split([len(o.rows) for o in batch]), strict=True):
+            one.answer.set_result(share)

@@ -1,0 +1,87 @@
+"""Images for many clients through one backbone at once, each under its own adapter and head."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedseq.data.image_store import Report, silent
+from pfedseq.errors import InputError
+from pfedseq.model.personal import PersonalModel
+from pfedseq.params import Params, weighted_mean
+from pfedseq.serving.client_models import ClientModels
+
+
+class ModelsTogether:
+    """Models of the same kind on one backbone; rows of a batch go to any of them."""
+
+    def __init__(self, models: Sequence[PersonalModel]) -> None:
+        first = models[0]
+        for other in models:
+            if other.model is not first.model or other.class_names != first.class_names:
+                raise InputError(
+                    "only models of one kind, with the same classes and on the same backbone, can "
+                    "be served together"
+                )
+        stacked = first.model.stacked
+        assert stacked is not None  # what is loaded for use drops nothing
+        self.models, self.model, self._stacked = tuple(models), first.model, stacked
+        self.class_names = first.class_names
+        self._adapters = torch.stack([one.phi.adapter for one in models])
+
+    def read(self, name: str, content: bytes) -> NDArray[np.uint8]:
+        """An encoded image as (3, S, S); refuses what is not one."""
+        return self.models[0].read((name, content))
+
+    @torch.no_grad()
+    def probabilities(self, rows: Sequence[int], images: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """(B, C): image b under the model `rows[b]`, by one pass for all."""
+        order = sorted(range(len(rows)), key=lambda place: rows[place])
+        counts = Counter(rows[place] for place in order)
+        asked = list(counts)
+        inputs = self.model.inputs(self.models[0].inputs([images[place] for place in order]))
+        sizes = [counts[number] for number in asked]
+        features = self._stacked.features(self._adapters[asked], inputs, sizes)
+        logits = [
+            self.model.classify(self.models[number].phi.head, own)
+            for number, own in zip(asked, features.split(sizes), strict=True)
+        ]
+        shares = torch.cat(logits).softmax(1)
+        back = torch.empty_like(shares)
+        back[order] = shares
+        return back
+
+
+def load_together(
+    found: ClientModels, report: Report = silent
+) -> tuple[list[PersonalModel], PersonalModel, str]:
+    """All clients' models, the global one to compare them with, and what that is, in words.
+
+    FedAvg's model is the global one where the run has it; else the mean of all clients' models,
+    weighted by their training images as in Eq. (1).
+    """
+    models = []
+    for index in range(len(found.places)):
+        models.append(found.load(index))
+        report("loading models", index + 1, len(found.places))
+    if (found.path / "adapters" / "fedavg").is_dir():
+        same = ClientModels.open(found.path, "fedavg").places[0].folder
+        return models, PersonalModel.load(same, models[0].model), "FedAvg's global model"
+    return models, mean_model(models), "the mean of all clients' models"
+
+
+def mean_model(models: Sequence[PersonalModel]) -> PersonalModel:
+    """Adapters and heads averaged, weighted by |D_i| where every model knows it."""
+    sizes = [one.about.get("num_train") for one in models]
+    known = all(isinstance(size, int) and size > 0 for size in sizes)
+    weights = torch.tensor(sizes if known else [1] * len(models), dtype=torch.float32)
+    phi = Params(
+        weighted_mean(torch.stack([one.phi.adapter for one in models]), weights),
+        weighted_mean(torch.stack([one.phi.head for one in models]), weights),
+    )
+    return PersonalModel(models[0].model, phi, models[0].class_names, models[0].window)

@@ -1,0 +1,41 @@
+"""What a stranger sends as an image: held to a size and to known formats before it is decoded."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from PIL import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
+"""Pillow reads more, some of them by starting other programs."""
+MOST_PIXELS = 50_000_000
+
+
+class Refused(Exception):
+    """An upload that is not taken: an HTTP status and a sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence = status, sentence
+
+
+def check_image(content: bytes) -> None:
+    """Refuse by the header what is no image of a known format, or too large to decode."""
+    if not content:
+        raise Refused(400, "the request has no image: send its bytes as the body")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                width, height = image.size
+    except Exception as problem:  # Pillow's openers raise many kinds
+        raise Refused(415, f"the body is no image that is known here ({_kinds()})") from problem
+    if width * height > MOST_PIXELS:
+        raise Refused(
+            413, f"the image has {width} × {height} pixels: send one of at most {MOST_PIXELS:,}"
+        )
+
+
+def _kinds() -> str:
+    return ", ".join(FORMATS[:-1]) + f" or {FORMATS[-1]}"
