@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pfedseq.base_config import BaseConfig
 from pfedseq.data.auxiliary import AuxiliaryConfig
 from pfedseq.data.config import DataConfig
+from pfedseq.engines.conditions import FederationConfig
 from pfedseq.errors import InputError
 from pfedseq.federation import LocalTraining, MethodConfig
 from pfedseq.methods import find_method
@@ -120,6 +121,7 @@ class Config(BaseConfig):
         default_factory=dict, description="[methods.NAME]: a method's own options"
     )
     engine: EngineConfig = EngineConfig()
+    federation: FederationConfig = FederationConfig()
 
     def method_config(self, name: str) -> MethodConfig:
         """The options of one method: [training]'s, overridden by [methods.NAME]'s."""

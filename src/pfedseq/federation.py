@@ -20,12 +20,13 @@ from torch import Tensor
 
 from pfedseq.base_config import BaseConfig
 from pfedseq.errors import InputError
-from pfedseq.params import Params
+from pfedseq.params import Params, trimmed_mean, weighted_mean
 
 Tensors = dict[str, Tensor]
 Batch = Tensor
 """What `Task.batches` yields and `Task.grad` understands: indices of training examples."""
 Part = Literal["both", "adapter", "head"]
+Aggregation = Literal["mean", "median", "trimmed_mean"]
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -183,6 +184,10 @@ class Setup:
     """C, for a server that must know it (PeFLL)."""
     auxiliary: AuxiliaryTask | None = None
     """For a server that distils (PerAda)."""
+    aggregation: Aggregation = "mean"
+    """What stands for Eq. (1)."""
+    trim: float = 0.1
+    """Share of the clients that `trimmed_mean` leaves out at each end."""
 
     @property
     def num_clients(self) -> int:
@@ -192,6 +197,20 @@ class Setup:
     def weights(self, present: Tensor) -> Tensor:
         """|D_i| of the clients that answered, zero for the others."""
         return present * torch.tensor(self.num_examples, device=present.device)
+
+    def aggregate(self, stacked: Tensor, present: Tensor, *, weighted: bool = True) -> Tensor:
+        """Eq. (1) over the present clients of `stacked` (N, …), or what stands in its place."""
+        if self.aggregation == "mean":
+            return weighted_mean(stacked, self.weights(present) if weighted else present)
+        rows = stacked[present]
+        all_but_the_middle = (len(rows) - 1) // 2
+        median = self.aggregation == "median"
+        return trimmed_mean(rows, all_but_the_middle if median else int(self.trim * len(rows)))
+
+    def like(self, key: str) -> Tensor:
+        """A tensor of the shape that `adapter`, `delta` or `head` has in a message."""
+        adapter, head = self.initial.adapter, self.initial.head
+        return {"adapter": adapter, "delta": adapter, "head": head}[key]
 
     def stack(
         self, replies: Mapping[int, Reply], key: str, like: Tensor | None = None
@@ -204,9 +223,7 @@ class Setup:
         """
         if not replies:
             raise InputError("no client answered this round; nothing was changed")
-        if like is None:
-            adapter, head = self.initial.adapter, self.initial.head
-            like = {"adapter": adapter, "delta": adapter, "head": head}[key]
+        like = self.like(key) if like is None else like
         stacked = like.new_zeros((self.num_clients, *like.shape))
         present = torch.zeros(self.num_clients, dtype=torch.bool, device=like.device)
         for i, reply in replies.items():
@@ -281,6 +298,8 @@ class Server(ABC):
 
     persistent: ClassVar[tuple[str, ...]] = ()
     """Attributes that make up the server's memory: tensors, modules or optimizers."""
+    takes: ClassVar[tuple[str, ...]] = ()
+    """What a reply to `train` must hold, of `adapter`, `delta` and `head`, shaped as φ^0's."""
 
     def __init__(self, config: Any, setup: Setup) -> None:
         self.config, self.setup = config, setup
@@ -296,7 +315,12 @@ class Server(ABC):
     def run_round(self, t: int, clients: Clients) -> None:
         """One round: send, train, take in. Methods with more exchanges override it."""
         down = {i: self.payload(i) for i in clients.participants(t)}
-        self.update(t, clients.call("train", t, down))
+        if replies := clients.call("train", t, down):
+            self.update(t, replies)
+
+    def expected(self, step: str) -> Tensors:
+        """Tensors of the names, shapes and types that a reply to `step` must have."""
+        return {key: self.setup.like(key) for key in self.takes} if step == "train" else {}
 
 
 class LocalTraining(BaseConfig):

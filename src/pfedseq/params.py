@@ -70,3 +70,10 @@ def weighted_mean(stacked: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         raise ValueError(f"{len(w)} weights for {len(stacked)} clients")
     mean: Tensor = torch.tensordot(w / w.sum(), stacked, dims=1)
     return mean
+
+
+def trimmed_mean(stacked: Tensor, trimmed: int) -> Tensor:
+    """The mean over clients without the `trimmed` lowest and highest, number by number."""
+    if not 0 <= 2 * trimmed < len(stacked):
+        raise ValueError(f"of {len(stacked)} clients {trimmed} cannot be left out at each end")
+    return stacked.sort(0).values[trimmed : len(stacked) - trimmed].mean(0)

@@ -1,5 +1,6 @@
 """Backbones by folder, hub id and architecture, and at other resolutions."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -143,6 +144,15 @@ def test_folder_with_todays_names(tmp_path: Path, reference: ViTModel) -> None:
     save_file(reference.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
     images = some_images(16)
     assert_close(tokens_of(tmp_path, images), expected_tokens(reference, images))
+
+
+def test_a_nan_in_the_weights_is_said(tmp_path: Path, reference: ViTModel) -> None:
+    with torch.no_grad():
+        damaged = copy.deepcopy(reference)
+        damaged.embeddings.cls_token[0, 0, 3] = torch.nan
+    damaged.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"NaN or infinity \(in embeddings.cls_token\)"):
+        load_backbone(str(tmp_path))
 
 
 def test_half_precision_folder_is_read_as_float32(tmp_path: Path, reference: ViTModel) -> None:

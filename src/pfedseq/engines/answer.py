@@ -8,6 +8,9 @@ from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
 ALIGNMENT = 64
 """Bytes: where PyTorch lets its own tensors begin on a CPU."""
 
+DIVERGED = "diverged"
+"""The metric by which a client says that its training went to NaN or infinity."""
+
 
 def answer(
     client: type[Client],
@@ -30,8 +33,13 @@ def answer(
             f"{client.__name__} has no step {step!r}; it has {', '.join(client.steps)}"
         )
     state.update(in_order(state))
+    before = dict(state)
     built = client(config, site.task(t, step), state)
     reply: Reply = getattr(built, step)(in_order(down))
+    if not all(tensor.isfinite().all() for tensor in (*state.values(), *reply.tensors.values())):
+        state.clear()  # as if it had not trained: it starts the next round from sound numbers
+        state.update(before)
+        return Reply({}, {DIVERGED: 1.0})
     state.update(in_order(state))
     return Reply(in_order(reply.tensors), reply.metrics)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.screening import ScreenedClients
 from pfedseq.federation import Clients, Reply, Server, Tensors
 
 
@@ -23,6 +25,10 @@ class RoundOutcome:
     evaluate_seconds: float
     round_seconds: float = 0.0
     """By the clock on the wall, all of the above together."""
+    answered: tuple[int, ...] = ()
+    """The clients whose training was taken in."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """The clients whose replies were not, and why."""
 
 
 class MeteredClients:
@@ -61,6 +67,7 @@ def run_rounds(
     rounds: range,
     after_round: Callable[[RoundOutcome], None],
     evaluate_every: int = 1,
+    conditions: FederationConfig | None = None,
 ) -> None:
     """Train over `rounds` (counted from 1), reporting each; evaluate every so many, and the last.
 
@@ -69,7 +76,8 @@ def run_rounds(
     for t in rounds:
         metered = MeteredClients(clients)
         start = time.perf_counter()
-        server.run_round(t, metered)
+        screened = ScreenedClients(metered, server, conditions or FederationConfig())
+        server.run_round(t, screened)
         training_seconds = time.perf_counter() - start
         evaluated: Mapping[int, Reply] = {}
         if t % evaluate_every == 0 or t == rounds[-1]:
@@ -84,6 +92,8 @@ def run_rounds(
                 server_seconds=training_seconds - metered.waiting_seconds,
                 evaluate_seconds=time.perf_counter() - start - training_seconds,
                 round_seconds=time.perf_counter() - start,
+                answered=tuple(sorted(screened.answered)),
+                refused=screened.refused,
             )
         )
 

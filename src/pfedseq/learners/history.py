@@ -1,9 +1,27 @@
 """The last L rounds of everyone's updates: the sequential learner's input."""
 
 from collections import deque
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+GAP_DECAY = 0.5
+"""What is left, a round later, of the update that stands in for an absent client's."""
+
+
+Gap = Literal["zero", "last", "decayed"]
+
+
+def fill_gaps(deltas: Tensor, present: Tensor, newest: Tensor | None, policy: Gap) -> Tensor:
+    """Δ^t (N, K, D) as the history keeps it: what stands there for clients that were absent.
+
+    Nothing (`zero`), what stood there the round before (`last`), or half of that (`decayed`).
+    """
+    if policy == "zero" or newest is None:
+        return deltas
+    stand_in = newest if policy == "last" else GAP_DECAY * newest
+    return torch.where(present[:, None, None], deltas, stand_in)
 
 
 class History:
@@ -14,6 +32,10 @@ class History:
 
     def __len__(self) -> int:
         return len(self._rounds)
+
+    def newest(self) -> Tensor | None:
+        """The last round's Δ (N, K, D); none before the first."""
+        return self._rounds[-1] if self._rounds else None
 
     def append(self, deltas: Tensor) -> None:
         """Add one round's Δ (N, K, D); the oldest beyond L rounds is forgotten."""

@@ -52,6 +52,7 @@ class AppleServer(Server):
 
     config: AppleConfig
     persistent = ("adapters", "heads", "finished_rounds")
+    takes = ("adapter", "head")
 
     def __init__(self, config: AppleConfig, setup: Setup) -> None:
         super().__init__(config, setup)

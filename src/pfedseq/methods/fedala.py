@@ -56,7 +56,8 @@ class FedALAServer(FedAvgServer):
         """Train from ŵ_i, average, send w; only who missed the last w gets it with `train`."""
         present = clients.participants(t)
         down = {i: {} if self.informed[i] else self.payload(i) for i in present}
-        self.update(t, clients.call("train", t, down))
+        if replies := clients.call("train", t, down):
+            self.update(t, replies)
         answered = clients.call("receive", t, {i: self.payload(i) for i in present})
         self.informed = torch.tensor([i in answered for i in range(self.setup.num_clients)])
 

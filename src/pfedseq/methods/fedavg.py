@@ -21,13 +21,14 @@ from pfedseq.federation import (
     Tensors,
 )
 from pfedseq.optim import local_sgd
-from pfedseq.params import Params, weighted_mean
+from pfedseq.params import Params
 
 
 class FedAvgServer(Server):
     """φ ← Σ_i |D_i| / |D| · φ_i."""
 
     persistent: ClassVar[tuple[str, ...]] = ("adapter", "head")
+    takes: ClassVar[tuple[str, ...]] = ("adapter", "head")
 
     def __init__(self, config: MethodConfig, setup: Setup) -> None:
         super().__init__(config, setup)
@@ -41,9 +42,8 @@ class FedAvgServer(Server):
         """Average what came back."""
         adapters, present = self.setup.stack(replies, "adapter")
         heads, _ = self.setup.stack(replies, "head")
-        weights = self.setup.weights(present)
-        self.adapter = weighted_mean(adapters, weights)
-        self.head = weighted_mean(heads, weights)
+        self.adapter = self.setup.aggregate(adapters, present)
+        self.head = self.setup.aggregate(heads, present)
 
 
 class FedAvgClient(Client):

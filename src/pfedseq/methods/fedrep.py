@@ -23,7 +23,7 @@ from pfedseq.federation import (
     Tensors,
 )
 from pfedseq.optim import local_sgd
-from pfedseq.params import Params, weighted_mean
+from pfedseq.params import Params
 
 
 class FedRepConfig(MethodConfig):
@@ -36,6 +36,7 @@ class FedRepServer(Server):
     """θ ← Σ_i |D_i| / |D| · θ_i."""
 
     persistent = ("adapter",)
+    takes = ("adapter",)
 
     def __init__(self, config: FedRepConfig, setup: Setup) -> None:
         super().__init__(config, setup)
@@ -48,7 +49,7 @@ class FedRepServer(Server):
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Average the adapters."""
         adapters, present = self.setup.stack(replies, "adapter")
-        self.adapter = weighted_mean(adapters, self.setup.weights(present))
+        self.adapter = self.setup.aggregate(adapters, present)
 
 
 class FedRepClient(Client):

@@ -42,6 +42,7 @@ class PeFLLServer(Server):
 
     config: GeneratorConfig
     persistent = ("descriptors", "described", "profiles", "f", "standardise", "h", "optimizer")
+    takes = ("delta",)
 
     def __init__(self, config: GeneratorConfig, setup: Setup) -> None:
         super().__init__(config, setup)
@@ -70,16 +71,24 @@ class PeFLLServer(Server):
             adapters = self.h(self.standardise(self.descriptors))
         present = [i for i in clients.participants(t) if self.described[i]]
         down = {i: {"adapter": adapters[i]} for i in present}
-        replies = clients.call("train", t, down)
-        self.update(t, replies)
-        gradients = self.descriptors.grad
-        assert gradients is not None  # update() has filled it
-        down = {i: {"gradient": gradients[i]} for i in replies}
-        replies = clients.call("backprop", t, down)
-        for name, weight in self.f.named_parameters():
-            weight.grad = self.setup.stack(replies, name, weight.detach())[0].sum(0)
-        clipped_step(self.optimizer, self.config.max_grad_norm)
+        if replies := clients.call("train", t, down):
+            self.update(t, replies)
+            gradients = self.descriptors.grad
+            assert gradients is not None  # update() has filled it
+            down = {i: {"gradient": gradients[i]} for i in replies}
+            if replies := clients.call("backprop", t, down):
+                for name, weight in self.f.named_parameters():
+                    weight.grad = self.setup.stack(replies, name, weight.detach())[0].sum(0)
+            clipped_step(self.optimizer, self.config.max_grad_norm)
         self._describe(t, clients)
+
+    def expected(self, step: str) -> Tensors:
+        """`describe` gives two vectors v_i, `backprop` a gradient of every weight of f."""
+        if step == "describe":
+            return dict.fromkeys(("descriptor", "profile"), self.profiles[0])
+        if step == "backprop":
+            return {name: weight.detach() for name, weight in self.f.named_parameters()}
+        return super().expected(step)
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Pull the mean over clients of Δ_i back through h, into h's and the descriptors' .grad."""
@@ -92,11 +101,14 @@ class PeFLLServer(Server):
         """Send f to those that train next, and collect v_i, of one batch and of all the data."""
         weights = {name: weight.detach().clone() for name, weight in self.f.named_parameters()}
         replies = clients.call("describe", t, dict.fromkeys(clients.participants(t + 1), weights))
-        like = self.profiles[0]
+        if not replies:
+            self.described = torch.zeros_like(self.described)
+            return
+        first, like = not self.profiles.any(), self.profiles[0]
         self.descriptors, self.described = self.setup.stack(replies, "descriptor", like)
         profiles, _ = self.setup.stack(replies, "profile", like)
         self.profiles = torch.where(self.described[:, None], profiles, self.profiles)
-        if t == 0:
+        if first:
             self.standardise.fit(self.descriptors[self.described])
 
 

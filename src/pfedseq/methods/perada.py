@@ -22,7 +22,7 @@ from pfedseq.errors import InputError
 from pfedseq.federation import Method, Reply, Setup
 from pfedseq.methods.ditto import DittoClient, DittoConfig
 from pfedseq.methods.fedavg import FedAvgServer
-from pfedseq.params import Params, weighted_mean
+from pfedseq.params import Params
 
 
 class PerAdaConfig(DittoConfig):
@@ -58,7 +58,10 @@ class PerAdaServer(FedAvgServer):
         """Average, every client alike, then distil."""
         adapters, present = self.setup.stack(replies, "adapter")
         heads, _ = self.setup.stack(replies, "head")
-        student = Params(weighted_mean(adapters, present), weighted_mean(heads, present))
+        student = Params(
+            self.setup.aggregate(adapters, present, weighted=False),
+            self.setup.aggregate(heads, present, weighted=False),
+        )
         limit = self.config.distillation_rounds
         if self.config.distillation_steps and (limit is None or t <= limit):
             teachers = [Params(adapters[i], heads[i]) for i in sorted(replies)]

@@ -27,6 +27,7 @@ class PFedHNServer(Server):
 
     config: GeneratorConfig
     persistent = ("descriptors", "generator", "optimizer")
+    takes = ("delta",)
 
     def __init__(self, config: GeneratorConfig, setup: Setup) -> None:
         super().__init__(config, setup)

@@ -28,6 +28,7 @@ class PFedLAServer(Server):
 
     config: HypernetConfig
     persistent = ("pool", "hypernets", "optimizer")
+    takes = ("delta",)
 
     def __init__(self, config: HypernetConfig, setup: Setup) -> None:
         super().__init__(config, setup)

@@ -27,7 +27,7 @@ from pfedseq.federation import (
     Tensors,
 )
 from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig, bounded, decayed_sum
-from pfedseq.learners.history import History
+from pfedseq.learners.history import Gap, History, fill_gaps
 from pfedseq.methods.parts.own_head import OwnHeadClient
 from pfedseq.optim import step_along
 from pfedseq.params import weighted_mean
@@ -44,6 +44,12 @@ class PFedSeqConfig(MethodConfig, LearnerConfig):
     )
     learner_steps: int = Field(1, ge=1, description="steps of Eq. (5) a round; paper: 1")
 
+    history_gap: Gap = Field(
+        "zero",
+        description="what the history holds of a client that missed a round: nothing, its last "
+        "update again, or half of that",
+    )
+
     def advice(self, rounds: int) -> list[str]:
         """A warm-up that outlasts the run never lets the learner speak."""
         if self.warmup_rounds < rounds:
@@ -59,6 +65,7 @@ class PFedSeqServer(Server):
 
     config: PFedSeqConfig
     persistent = ("adapters", "history", "learner", "optimizer")
+    takes = ("delta",)
 
     def __init__(self, config: PFedSeqConfig, setup: Setup) -> None:
         super().__init__(config, setup)
@@ -79,9 +86,10 @@ class PFedSeqServer(Server):
             window = self.history.window()  # Δ^{max(1, t−L) : t−1}, which made ξ^{t−1}
             for _ in range(self.config.learner_steps):
                 step_along(self.optimizer, self.learner(window), deltas)  # Eq. (5)
-        self.history.append(deltas)
+        gaps = self.config.history_gap
+        self.history.append(fill_gaps(deltas, present, self.history.newest(), gaps))
         updated = self.adapters + deltas  # θ̃_i
-        shared = weighted_mean(updated, self.setup.weights(present))  # Eq. (1)
+        shared = self.setup.aggregate(updated, present)  # Eq. (1)
         self.adapters = shared.expand_as(updated)
         if t > self.config.warmup_rounds:
             base = shared if self.config.aggregates else self.setup.initial.adapter

@@ -181,6 +181,12 @@ def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
         if REGISTERS in state:
             add_registers(model, state[REGISTERS].shape[1])
     model.load_state_dict(state, assign=True)
+    for tensor, values in model.state_dict().items():
+        if not values.isfinite().all():
+            raise InputError(
+                f"Backbone {name!r} holds NaN or infinity (in {tensor}): its weights are damaged; "
+                "download or copy them anew."
+            )
     return model.requires_grad_(False).eval()
 
 

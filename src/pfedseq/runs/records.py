@@ -59,17 +59,24 @@ class RoundRecord:
     scores: Scores | None
     """Missing where the round went without an evaluation."""
     cost: Cost
+    answered: int | None = None
+    """How many clients' training was taken in; null in what an older version wrote."""
+    refused: int = 0
+    """How many clients' replies were refused."""
 
     def to_json(self) -> dict[str, Any]:
         """One flat object."""
         scores = asdict(self.scores) if self.scores is not None else {}
-        return {"method": self.method, "round": self.round, **scores, **asdict(self.cost)}
+        about = {"method": self.method, "round": self.round}
+        attendance = {"answered": self.answered, "refused": self.refused}
+        return {**about, **scores, **asdict(self.cost), **attendance}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
         """What `to_json` gave; raises KeyError where something is missing."""
         scores = _read(Scores, values) if "client_mean" in values else None
-        return cls(values["method"], values["round"], scores, _read(Cost, values))
+        attendance = values.get("answered"), values.get("refused", 0)
+        return cls(values["method"], values["round"], scores, _read(Cost, values), *attendance)
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,7 @@ def summarise_round(
     """
     scores = _scores(method, outcome.t, outcome.evaluated, names) if outcome.evaluated else None
     cost = Cost(**{f.name: getattr(outcome, f.name) for f in fields(Cost)})
-    return RoundRecord(method, outcome.t, scores, cost)
+    return RoundRecord(method, outcome.t, scores, cost, len(outcome.answered), len(outcome.refused))
 
 
 def summarise_run(records: Sequence[RoundRecord]) -> MethodSummary:

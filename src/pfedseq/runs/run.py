@@ -143,6 +143,8 @@ def run_method(
 
     def after_round(outcome: RoundOutcome) -> None:
         record = summarise_round(name, outcome, names)
+        for i, reason in outcome.refused.items():
+            tell(f"{name}, round {outcome.t}: client {names[i]} was left out: {reason}")
         folder.append(record)
         t = outcome.t
         if t % section.checkpoint_every == 0 or t == rounds or interruption.wanted:
@@ -152,7 +154,7 @@ def run_method(
         interruption.stop_if_wanted()
 
     left = range(done + 1, rounds + 1)
-    run_rounds(server, clients, left, after_round, section.evaluate_every)
+    run_rounds(server, clients, left, after_round, section.evaluate_every, world.config.federation)
     clients.call("export", rounds, {i: server.payload(i) for i in clients.ids})
     if isinstance(states, DiskStates):
         states.discard()

@@ -14,6 +14,7 @@ from pfedseq.config import Config, RunConfig, TrainingConfig
 from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.dataset import FederatedData
 from pfedseq.data.loading import load_data, remarks
+from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.cohort import automatic_cohort
 from pfedseq.engines.hello import introduce
 from pfedseq.engines.local import LocalClients
@@ -125,6 +126,8 @@ class World:
             states=states,
         )
         hellos = introduce(clients)
+        conditions = self.config.federation
+        clients = IntermittentClients(clients, conditions, self.config.run.seed)
         setup = Setup(
             self.model.initial,
             tuple(hello.train_examples for hello in hellos),
@@ -132,6 +135,8 @@ class World:
             self.config.run.seed,
             len(hellos[0].class_names),
             self.auxiliary if method.needs_auxiliary else None,
+            conditions.aggregation,
+            conditions.trim,
         )
         return method.server(options, setup), clients
 

@@ -1,0 +1,53 @@
+"""Clients that come and go, simulated: who is asked in a round, and who vanishes after that.
+
+Every choice follows from the seed, the round and the client, never from what was asked before, so a
+run that is continued meets the same absences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pfedseq.engines.conditions import FederationConfig
+from pfedseq.federation import Client, Clients, Reply, Tensors
+from pfedseq.seeding import torch_generator
+
+
+class IntermittentClients:
+    """The clients of an engine, of which only some are there; all of them are evaluated."""
+
+    def __init__(self, clients: Clients, config: FederationConfig, seed: int) -> None:
+        self.clients, self.config, self.seed = clients, config, seed
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """All there are."""
+        return self.clients.ids
+
+    def participants(self, t: int) -> Sequence[int]:
+        """A random share of those that have joined by round t; at least one."""
+        asked = list(self.clients.participants(t))
+        if t < self.config.late_round:
+            late = round(self.config.late_clients * len(asked))
+            asked = asked[: max(1, len(asked) - late)]
+        if self.config.participation == 1:
+            return asked
+        count = max(1, round(self.config.participation * len(asked)))
+        order = torch.randperm(len(asked), generator=torch_generator(self.seed, "participation", t))
+        return sorted(asked[k] for k in order[:count].tolist())
+
+    def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
+        """Pass on what reaches a client that is still there; the others do nothing."""
+        if step in Client.reading_steps:
+            return self.clients.call(step, t, down)
+        there = {i: tensors for i, tensors in down.items() if not self.vanishes(t, i)}
+        return self.clients.call(step, t, there)
+
+    def vanishes(self, t: int, i: int) -> bool:
+        """Whether client i receives in round t and is not heard of until the next one."""
+        if self.config.dropout == 0:
+            return False
+        draw = torch.rand((), generator=torch_generator(self.seed, "dropout", t, i))
+        return bool(draw < self.config.dropout)

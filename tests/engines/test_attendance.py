@@ -1,0 +1,150 @@
+"""Clients that come and go: who is there follows from the seed, and who is not does not count."""
+
+import pytest
+import torch
+
+from pfedseq.engines.attendance import IntermittentClients
+from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.local import LocalClients
+from pfedseq.engines.rounds import run_rounds
+from pfedseq.methods import METHODS
+from pfedseq.runs.checkpoint import server_state
+from tests.every_method import OPTIONS, every_method
+from tests.toys import make_setup, quadratic_federation, random_centers
+
+SIZES = (4, 2, 3, 5)
+CENTERS = random_centers(len(SIZES))
+ROUNDS = 5
+QUICK = {"perada": {"distillation_steps": 3}}
+
+
+def build(name, conditions, centers=CENTERS, sizes=SIZES, wrap=IntermittentClients):
+    method = METHODS[name]
+    config = method.config(lr=0.1, **(OPTIONS | QUICK).get(name, {}))
+    sites = quadratic_federation(centers, sizes, num_batches=2)
+    clients = LocalClients(method.client, config, sites)
+    server = method.server(config, make_setup(centers, sizes, ROUNDS))
+    return server, wrap(clients, conditions, 0), clients
+
+
+def play(name, conditions, rounds=ROUNDS, **more):
+    """The server, its engine and every round's outcome."""
+    server, clients, engine = build(name, conditions, **more)
+    outcomes = []
+    run_rounds(server, clients, range(1, rounds + 1), outcomes.append, conditions=conditions)
+    return server, engine, outcomes
+
+
+def memories(server, engine, but=()):
+    """All that server and clients remember, as one flat dict."""
+    states = {
+        f"{i}/{key}": value
+        for i in engine.ids
+        if i not in but
+        for key, value in engine.states.get(i).items()
+    }
+    return server_state(server) | states
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+class Without(IntermittentClients):
+    """Client 2 is never there."""
+
+    def participants(self, t):
+        return [i for i in self.ids if i != 2]
+
+
+class Silent(IntermittentClients):
+    """Client 2 is asked, but vanishes."""
+
+    def vanishes(self, t, i):
+        return i == 2
+
+
+OTHER_DATA = [*CENTERS[:2], 7 * CENTERS[2], *CENTERS[3:]]
+"""Those of client 2 are others."""
+
+
+@every_method
+@pytest.mark.parametrize("wrap", [Without, Silent])
+def test_the_data_of_an_absent_client_cannot_influence_anything(name, wrap):
+    a = play(name, FederationConfig(), wrap=wrap)
+    b = play(name, FederationConfig(), wrap=wrap, centers=OTHER_DATA)
+    assert_same(memories(*a[:2]), memories(*b[:2]))
+    assert not a[1].states.get(2), "it has done nothing at all"
+    assert [outcome.answered for outcome in a[2]] == [(0, 1, 3)] * ROUNDS
+    for one, two in zip(a[2], b[2], strict=True):
+        for i in (0, 1, 3):
+            assert one.evaluated[i]["test_loss"] == two.evaluated[i]["test_loss"]
+
+
+@every_method
+def test_a_present_client_does_count(name):
+    """The same comparison with client 2 there must show a difference, or it shows nothing."""
+    a = memories(*play(name, FederationConfig())[:2])
+    b = memories(*play(name, FederationConfig(), centers=OTHER_DATA)[:2])
+    assert any(not torch.equal(a[key], b[key]) for key in a)
+
+
+@every_method
+def test_an_all_present_run_is_what_it_always_was(name):
+    server, _, engine = build(name, FederationConfig())
+    for t in range(1, ROUNDS + 1):
+        server.run_round(t, engine)
+    there = play(name, FederationConfig())
+    assert_same(memories(server, engine), memories(*there[:2]))
+
+
+@every_method
+def test_every_method_lives_with_few_clients_that_often_vanish(name):
+    """Rounds without any answer among them; numbers stay finite and training goes on."""
+    conditions = FederationConfig(participation=0.5, dropout=0.6)
+    server, engine, outcomes = play(name, conditions, rounds=12)
+    answered = [len(outcome.answered) for outcome in outcomes]
+    assert min(answered) == 0
+    assert 0 < max(answered) <= 2
+    assert all(value.isfinite().all() for value in memories(server, engine).values())
+    losses = [sum(m["test_loss"] for m in o.evaluated.values()) for o in outcomes]
+    assert losses[-1] < losses[0]
+
+
+@every_method
+def test_a_round_without_answers_changes_nothing(name):
+    server, clients, engine = build(name, FederationConfig(), wrap=Silent)
+    server.run_round(1, clients)
+    before = {k: v.clone() for k, v in memories(server, engine).items()}
+    clients.vanishes = lambda t, i: True
+    server.run_round(2, clients)
+    after = memories(server, engine)
+    still = {k for k in before if k not in ("informed", "described")}  # who must be told again
+    assert all(torch.equal(before[k], after[k]) for k in still)
+
+
+def test_participants_are_a_share_fixed_by_seed_and_round():
+    _, clients, _ = build("fedavg", FederationConfig(participation=0.5))
+    chosen = [tuple(clients.participants(t)) for t in range(1, 60)]
+    assert all(len(ids) == 2 and list(ids) == sorted(set(ids)) for ids in chosen)
+    assert len(set(chosen)) == 6, "every pair of four comes"
+    assert chosen == [tuple(clients.participants(t)) for t in range(1, 60)]
+    clients.seed = 1
+    assert chosen != [tuple(clients.participants(t)) for t in range(1, 60)]
+    _, clients, _ = build("fedavg", FederationConfig(participation=0.01))
+    assert len(clients.participants(1)) == 1
+
+
+def test_dropout_has_its_chance_and_its_seed():
+    _, clients, _ = build("fedavg", FederationConfig(dropout=0.3))
+    gone = [clients.vanishes(t, i) for t in range(500) for i in range(4)]
+    assert sum(gone) / len(gone) == pytest.approx(0.3, abs=0.04)
+    assert gone == [clients.vanishes(t, i) for t in range(500) for i in range(4)]
+
+
+def test_late_clients_are_not_asked_before_their_round():
+    conditions = FederationConfig(late_clients=0.25, late_round=3)
+    _, clients, _ = build("fedavg", conditions)
+    assert [list(clients.participants(t)) for t in (1, 2, 3)] == [[0, 1, 2]] * 2 + [[0, 1, 2, 3]]

@@ -1,0 +1,227 @@
+"""Bad updates: refused before the server sees them, and the round goes on without."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.local import LocalClients
+from pfedseq.engines.rounds import run_rounds
+from pfedseq.engines.screening import ScreenedClients
+from pfedseq.errors import InputError
+from pfedseq.federation import Reply
+from pfedseq.methods import METHODS
+from pfedseq.params import Params, trimmed_mean
+from tests.engines.test_attendance import ROUNDS, Silent, assert_same, build, memories, play
+from tests.every_method import every_method
+from tests.toys import make_setup, quadratic_federation, random_centers
+
+
+class Spoiling:
+    """An engine in which client 2's replies arrive spoiled."""
+
+    def __init__(self, clients, spoil):
+        self.clients, self.spoil, self.ids = clients, spoil, clients.ids
+        self.participants = clients.participants
+
+    def call(self, step, t, down):
+        replies = self.clients.call(step, t, down)
+        if step not in ("evaluate", "export") and 2 in replies:
+            bad = self.spoil(replies.pop(2))
+            replies |= bad if isinstance(bad, dict) else {2: bad}
+        return replies
+
+
+def each(change):
+    return lambda reply: Reply({k: change(v) for k, v in reply.tensors.items()}, reply.metrics)
+
+
+def with_one(value):
+    def change(tensor):
+        changed = tensor.clone().flatten()
+        changed[-1] = value
+        return changed.view_as(tensor)
+
+    return each(change)
+
+
+SPOILED = {
+    "nan": (with_one(float("nan")), "NaN or infinity"),
+    "infinity": (with_one(float("inf")), "NaN or infinity"),
+    "shape": (each(lambda v: v[..., :-1]), "is expected"),
+    "dtype": (each(lambda v: v.double()), "float64"),
+    "missing": (lambda reply: Reply({}, reply.metrics), "has no tensor"),
+    "absurd": (each(lambda v: 1e6 * (v + 1)), "times as long as the median"),
+    "another's id": (lambda reply: {17: reply}, "was not sent"),
+    "diverged": (lambda reply: Reply({}, {"diverged": 1.0}), "diverged"),
+}
+
+
+@every_method
+@pytest.mark.parametrize("fault", SPOILED)
+def test_a_bad_reply_is_as_good_as_none(name, fault):
+    """What the server and the others remember is what they would without client 2."""
+    if name == "local" and fault not in ("diverged", "another's id"):
+        pytest.skip("local sends nothing up")
+    if name == "fedala" and fault != "another's id":
+        pytest.skip("the reply to its second step holds nothing: the next test has it")
+    if name == "pefll" and fault == "absurd":
+        pytest.skip("its first reply is no update, so its length is not compared")
+    spoil, says = SPOILED[fault]
+    server, clients, engine = build(name, FederationConfig())
+    outcomes = []
+    run_rounds(server, Spoiling(clients, spoil), range(1, ROUNDS + 1), outcomes.append)
+    absent_server, absent_engine, _ = play(name, FederationConfig(), wrap=Silent)
+    a, b = memories(server, engine, but=(2,)), memories(absent_server, absent_engine, but=(2,))
+    assert_same(a, b)
+    for outcome in outcomes:
+        assert outcome.answered == (0, 1, 3)
+        assert all(says in reason for reason in outcome.refused.values())
+        assert outcome.refused
+
+
+@every_method
+def test_a_nan_never_gets_into_the_servers_memory(name):
+    server, clients, engine = build(name, FederationConfig())
+    spoiling = Spoiling(clients, with_one(float("nan")) if name != "local" else (lambda r: r))
+    run_rounds(server, spoiling, range(1, ROUNDS + 1), lambda outcome: None)
+    assert all(value.isfinite().all() for value in memories(server, engine).values())
+
+
+def test_where_all_are_bad_the_run_ends_with_the_reason():
+    server, clients, _ = build("fedavg", FederationConfig())
+    everyone = Spoiling(clients, None)
+    everyone.call = lambda *_: {i: Reply({}, {"diverged": 1.0}) for i in clients.ids}
+    with pytest.raises(InputError, match=r"round 1 .*diverged; lower the learning rate"):
+        run_rounds(server, everyone, range(1, 2), print)
+
+
+@every_method
+def test_a_client_that_diverges_keeps_its_memory_and_says_so(name):
+    """Its gradients are NaN in round 2 alone; from round 3 on it trains as before."""
+    server, clients, engine = build(name, FederationConfig())
+    healthy = engine.sites[2].task
+    outcomes = []
+
+    def task(t, step):
+        found = healthy(t, step)
+        if t == 2 and step == "train":
+            found.grad = lambda phi, *_: phi * float("nan")
+        return found
+
+    engine.sites[2].task = task
+    run_rounds(server, clients, range(1, 4), outcomes.append)
+    assert [sorted(outcome.refused) for outcome in outcomes] == [[], [2], []]
+    assert all(value.isfinite().all() for value in memories(server, engine).values())
+
+
+def screened(replies, down, **conditions):
+    """What of these replies passes, and who was refused."""
+    centers = random_centers(len(replies), 1, 2, 1)
+    method = METHODS["fedavg"]
+    server = method.server(method.config(), make_setup(centers, [1] * len(replies)))
+
+    class Canned:
+        ids = range(len(replies))
+
+        def call(self, step, t, down):
+            return dict(enumerate(replies))
+
+    clients = ScreenedClients(Canned(), server, FederationConfig(**conditions))
+    return clients.call("train", 1, dict.fromkeys(Canned.ids, down)), clients.refused
+
+
+def phi(*numbers):
+    return Params(torch.tensor([numbers[:2]]), torch.tensor(numbers[2:])).tensors()
+
+
+def test_length_is_that_of_the_change_and_compared_with_the_median():
+    """From (9, 9, 9), changes of length 1, 2, 4 and 10: the median is 3."""
+    replies = [Reply(phi(9 + 0.6 * n, 9.0, 9 + 0.8 * n)) for n in (1.0, 2.0, 4.0, 10.0)]
+    start = phi(9.0, 9.0, 9.0)
+    passed, refused = screened(replies, start, max_update_ratio=3.2)
+    assert sorted(refused) == [3]
+    assert "3.33 times" in refused[3]
+    passed, refused = screened(replies, start, max_update_ratio=3.4)
+    assert not refused
+    assert all(passed[i] is replies[i] for i in range(4)), "what is not cut is not touched"
+    passed, refused = screened(replies, start, clip_ratio=1.0)
+    assert not refused
+    for i, n in enumerate((1.0, 2.0, 3.0, 3.0)):
+        wanted = phi(9 + 0.6 * n, 9.0, 9 + 0.8 * n)
+        torch.testing.assert_close(passed[i].tensors, wanted)
+
+
+def test_of_two_updates_none_is_the_absurd_one():
+    replies = [Reply(phi(1.0, 0.0, 0.0)), Reply(phi(1e9, 0.0, 0.0))]
+    assert not screened(replies, phi(0.0, 0.0, 0.0))[1]
+
+
+def test_trimmed_mean_and_median_number_by_number():
+    rows = torch.tensor([[1.0, 40.0], [2.0, 30.0], [3.0, 20.0], [90.0, -10.0]])
+    assert trimmed_mean(rows, 0).tolist() == [24.0, 20.0]
+    assert trimmed_mean(rows, 1).tolist() == [2.5, 25.0]
+    with pytest.raises(ValueError, match="cannot be left out"):
+        trimmed_mean(rows, 2)
+
+
+def test_aggregation_stands_for_eq_1_over_the_present():
+    setup = make_setup(random_centers(4), (1, 1, 2, 50))
+    stacked = torch.tensor([[1.0], [2.0], [6.0], [100.0]])
+    present = torch.tensor([True, True, True, False])
+    assert setup.aggregate(stacked, present).item() == pytest.approx(15 / 4)
+    assert setup.aggregate(stacked, present, weighted=False).item() == pytest.approx(3)
+    assert replace(setup, aggregation="median").aggregate(stacked, present).item() == 2
+    everyone = torch.ones(4, dtype=torch.bool)
+    assert replace(setup, aggregation="median").aggregate(stacked, everyone).item() == 4
+    trimmed = replace(setup, aggregation="trimmed_mean", trim=0.25)
+    assert trimmed.aggregate(stacked, everyone).item() == 4
+    assert replace(trimmed, trim=0.2).aggregate(stacked, everyone).item() == 109 / 4
+
+
+NUM, HONEST = 10, random_centers(1)[0]
+
+
+class Attacked(Spoiling):
+    """Client 2 sends `spoil` times its update."""
+
+    def call(self, step, t, down):
+        replies = self.clients.call(step, t, down)
+        if step == "train":
+            sent, back = down[2], replies[2]
+            enlarged = {k: sent[k] + self.spoil * (v - sent[k]) for k, v in back.tensors.items()}
+            replies[2] = Reply(enlarged, back.metrics)
+        return replies
+
+
+def attacked(scale, **conditions):
+    """The mean test loss of nine honest clients beside one that sends `scale` times its update."""
+    method, wanted = METHODS["fedavg"], FederationConfig(**conditions)
+    config, centers = method.config(lr=0.3), [HONEST] * NUM
+    engine = LocalClients(method.client, config, quadratic_federation(centers, [1] * NUM))
+    setup = make_setup(centers, [1] * NUM)
+    server = method.server(config, replace(setup, aggregation=wanted.aggregation, trim=wanted.trim))
+    outcomes = []
+    run_rounds(server, Attacked(engine, scale), range(1, 11), outcomes.append, conditions=wanted)
+    scores = outcomes[-1].evaluated
+    return sum(scores[i]["test_loss"] for i in range(NUM) if i != 2) / (NUM - 1)
+
+
+@pytest.mark.parametrize("scale", [-20.0, -1000.0])
+@pytest.mark.parametrize(
+    "defence",
+    [{"clip_ratio": 1.0}, {"aggregation": "median"}, {"aggregation": "trimmed_mean"}],
+    ids=["clipped", "median", "trimmed"],
+)
+def test_one_scaling_attacker_among_ten_is_held_off(scale, defence):
+    """Nine clients want the same; one sends the opposite, enlarged. Undefended, all is lost."""
+    unharmed = attacked(1.0)
+    undefended = attacked(scale, max_update_ratio=1e9)
+    defended = attacked(scale, max_update_ratio=1e9, **defence)
+    assert undefended > 100 * unharmed
+    assert defended < 0.02 * undefended
+
+
+def test_an_absurd_attacker_is_refused_by_default():
+    assert attacked(-1000.0) == pytest.approx(attacked(1.0), abs=1e-6)
