@@ -34,7 +34,8 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import peft_config
 from pfedseq.model.backbone import Backbone, load_backbone
-from pfedseq.model.task import EVALUATION_BATCH, ImageSite, ImageSource
+from pfedseq.model.image_source import ImageSource
+from pfedseq.model.task import EVALUATION_BATCH, ExampleSite
 from pfedseq.optim import local_sgd
 
 LR, CLASSES = 0.01, 100
@@ -65,7 +66,7 @@ class Contender(NamedTuple):
     test: Callable[[], object]
 
 
-def client(backbone: Backbone, case: Case) -> tuple[Contender, ImageSite]:
+def client(backbone: Backbone, case: Case) -> tuple[Contender, ExampleSite]:
     model = AdaptedModel(backbone, AdapterConfig(), CLASSES, seed=0)
     count, rng = case.batch_size * case.batches, np.random.default_rng(0)
     images = rng.integers(0, 256, (count, 3, case.image_size, case.image_size), dtype=np.uint8)
@@ -74,14 +75,14 @@ def client(backbone: Backbone, case: Case) -> tuple[Contender, ImageSite]:
     source = ImageSource(data, backbone.mean, backbone.std, torch.device("cpu"))
     everything = np.arange(count)
     split = ClientData("0", everything, everything[:0], everything)
-    site = ImageSite(0, model, source, split, case.batch_size, seed=0)
+    site = ExampleSite(0, model, source, split, case.batch_size, seed=0)
     return Contender(
         lambda: local_sgd(site.task(1, "train"), model.initial, LR, epochs=1),
         lambda: site.task(1, "evaluate").score(model.initial, "test"),
     ), site
 
 
-def plain_peft(backbone: Backbone, site: ImageSite, attention: str) -> Contender:
+def plain_peft(backbone: Backbone, site: ExampleSite, attention: str) -> Contender:
     vit = copy.deepcopy(backbone.model)
     vit.set_attn_implementation(attention)
     inject_adapter_in_model(peft_config(site.model.adapter_config, site.model.depth), vit)

@@ -41,7 +41,8 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import peft_config
 from pfedseq.model.backbone import Backbone, load_backbone
-from pfedseq.model.task import ImageSite, ImageSource
+from pfedseq.model.image_source import ImageSource
+from pfedseq.model.task import ExampleSite
 from pfedseq.model.token_store import with_tokens
 
 CLASSES, LR = 100, 0.01
@@ -50,7 +51,7 @@ CORES = os.cpu_count() or 1
 
 def make_sites(
     backbone: Backbone, clients: int, images_each: int, batch_size: int, layers: str = "all"
-) -> list[ImageSite]:
+) -> list[ExampleSite]:
     """Clients with noise to train on; the images of a thousand of them are a few, repeated."""
     rng, different = np.random.default_rng(0), min(clients * images_each, 640)
     size = backbone.image_size
@@ -68,10 +69,10 @@ def make_sites(
     ]
     if model.prefix is not None:
         source = with_tokens(source, model.prefix, data, "float32", None)
-    return [ImageSite(i, model, source, d, batch_size, seed=0) for i, d in enumerate(data)]
+    return [ExampleSite(i, model, source, d, batch_size, seed=0) for i, d in enumerate(data)]
 
 
-def engine_round(sites: list[ImageSite], cohort: int) -> Callable[[], object]:
+def engine_round(sites: list[ExampleSite], cohort: int) -> Callable[[], object]:
     method = find_method("fedavg")
     config = method.config(lr=LR)
     clients = LocalClients(method.client, config, sites, threads=CORES, cohort=cohort)
@@ -79,7 +80,7 @@ def engine_round(sites: list[ImageSite], cohort: int) -> Callable[[], object]:
     return lambda: clients.call("train", 1, down)
 
 
-def pfllib_like_round(backbone: Backbone, sites: list[ImageSite]) -> Callable[[], object]:
+def pfllib_like_round(backbone: Backbone, sites: list[ExampleSite]) -> Callable[[], object]:
     """A model for every client, trained in turn as PEFT's documentation does."""
     model, images = sites[0].model, sites[0].source.images
 

@@ -352,3 +352,5 @@ class Method:
     """One line for `pfedseq methods`."""
     needs_auxiliary: bool = False
     """Whether the server must be given `Setup.auxiliary`."""
+    needs_thumbnails: bool = False
+    """Whether the clients ask their tasks for `thumbnails`, which images alone have."""

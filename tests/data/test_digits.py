@@ -36,18 +36,18 @@ def test_the_demo_scenario_deals_evenly_and_is_a_function_of_the_seed():
     np.testing.assert_array_equal(np.sort(everything), np.arange(1797))
     for client in data.clients:
         assert (len(client.train), len(client.test)) == (121, 45)
-        assert np.bincount(data.images.labels[client.train], minlength=10).min() >= 5
+        assert np.bincount(data.examples.labels[client.train], minlength=10).min() >= 5
     again, other = load_data(DataConfig(), seed=4), load_data(DataConfig(), seed=5)
-    np.testing.assert_array_equal(data.images.images, again.images.images)
-    assert (data.images.images != other.images.images).any()
+    np.testing.assert_array_equal(data.examples.images, again.examples.images)
+    assert (data.examples.images != other.examples.images).any()
     fixed = load_data(DataConfig(partition_seed=4), seed=5)
-    np.testing.assert_array_equal(data.images.images, fixed.images.images)
+    np.testing.assert_array_equal(data.examples.images, fixed.examples.images)
 
 
 def test_one_shared_linear_model_struggles_where_each_scanners_own_does_not():
     data = load_data(DataConfig(), seed=0)
-    pixels = data.images.images[:, 0].reshape(1797, -1) / 255.0
-    labels = data.images.labels
+    pixels = data.examples.images[:, 0].reshape(1797, -1) / 255.0
+    labels = data.examples.labels
 
     def mean_accuracy(models):
         return np.mean(
@@ -68,8 +68,8 @@ def test_one_shared_linear_model_struggles_where_each_scanners_own_does_not():
 
 def test_label_skew_is_one_option_away_and_leaves_the_pixels_alone():
     data = load_data(DataConfig(partition="dirichlet"), seed=1)
-    np.testing.assert_array_equal(data.images.images, digits_images(32).images)
-    classes = [len(np.unique(data.images.labels[client.train])) for client in data.clients]
+    np.testing.assert_array_equal(data.examples.images, digits_images(32).images)
+    classes = [len(np.unique(data.examples.labels[client.train])) for client in data.clients]
     assert np.mean(classes) < 6
     assert min(len(c.train) + len(c.validation) + len(c.test) for c in data.clients) >= 40
 
@@ -81,9 +81,11 @@ def test_small_runs_keep_a_part_of_every_client():
 
 
 def test_bad_sections_are_refused_in_one_sentence():
-    with pytest.raises(InputError, match="5000 clients cannot share 1797 images"):
+    with pytest.raises(InputError, match="5000 clients cannot share 1797 examples"):
         load_data(DataConfig(num_clients=5000), seed=0)
-    with pytest.raises(InputError, match="client 00 has 2 images, which leaves none for training"):
+    with pytest.raises(
+        InputError, match="client 00 has 2 examples, which leaves none for training"
+    ):
         load_data(DataConfig(num_clients=1000), seed=0)
     with pytest.raises(InputError, match="digits does not say whose its images are"):
         load_data(DataConfig(partition="owners"), seed=0)

@@ -18,7 +18,7 @@ def test_the_table_counts_every_image_once(skewed):
     rows = describe_data(skewed)
     counts = np.stack([row.class_counts for row in rows])
     assert counts.shape == (5, 10)
-    np.testing.assert_array_equal(counts.sum(axis=0), np.bincount(skewed.images.labels))
+    np.testing.assert_array_equal(counts.sum(axis=0), np.bincount(skewed.examples.labels))
     assert [row.num_classes for row in rows] == [2] * 5
     for row, client in zip(rows, skewed.clients, strict=True):
         assert (row.name, row.train, row.test) == (client.name, len(client.train), len(client.test))

@@ -72,10 +72,10 @@ def test_each_domain_is_a_client_tested_on_fedbns_test_images(tmp_path):
     assert [client.name for client in data.clients] == list(DOMAINS)
     for client in data.clients:
         assert (len(client.train), len(client.validation), len(client.test)) == (5, 1, 2)
-        assert sorted(data.images.labels[client.test]) == [6, 7]
+        assert sorted(data.examples.labels[client.test]) == [6, 7]
     resplit = load_data(config.model_copy(update={"keep_test_split": False}), seed=1)
     assert {len(client.test) for client in resplit.clients} == {2}
-    assert any(sorted(resplit.images.labels[c.test]) != [6, 7] for c in resplit.clients)
+    assert any(sorted(resplit.examples.labels[c.test]) != [6, 7] for c in resplit.clients)
 
 
 def test_without_lists_there_is_no_split_to_keep(tmp_path):

@@ -50,14 +50,14 @@ def test_a_users_own_images_become_clients(tmp_path):
     )
     data = load_data(config, seed=0)
     assert [client.name for client in data.clients] == ["p", "q"]
-    assert all((data.images.owners[c.test] == n).all() for n, c in enumerate(data.clients))
+    assert all((data.examples.owners[c.test] == n).all() for n, c in enumerate(data.clients))
     skewed = load_data(
         config.model_copy(
             update={"partition": "pathological", "num_clients": 4, "classes_per_client": 1}
         ),
         seed=0,
     )
-    assert [len(np.unique(data.images.labels[c.train])) for c in skewed.clients] == [1] * 4
+    assert [len(np.unique(data.examples.labels[c.train])) for c in skewed.clients] == [1] * 4
 
 
 def test_files_at_another_depth_and_empty_folders_are_refused(tmp_path):

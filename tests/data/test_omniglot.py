@@ -49,7 +49,7 @@ def test_a_part_becomes_twenty_clients(shared_data, tmp_path):
     assert len(data.clients) == 20
     for number, client in enumerate(data.clients):
         assert len(client.train) + len(client.validation) + len(client.test) == 100
-        assert (data.images.owners[client.train] == number).all()
+        assert (data.examples.owners[client.train] == number).all()
     fewer = load_data(config.model_copy(update={"num_clients": 6, "split_owners": 2}), seed=3)
     assert [client.name for client in fewer.clients] == [
         f"drawer 0{n}-{piece}" for n in (1, 2, 3) for piece in (0, 1)

@@ -39,7 +39,7 @@ def test_domains_can_be_split_into_several_clients(sample, tmp_path):
         "cartoon-0",
     ]
     assert {len(c.train) + len(c.validation) + len(c.test) for c in data.clients} == {40}
-    owners = data.images.owners
+    owners = data.examples.owners
     assert {int(owners[i]) for i in data.clients[4].train} == {1}
 
 

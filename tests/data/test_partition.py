@@ -226,9 +226,9 @@ def test_a_given_test_split_is_kept():
 def test_impossible_numbers_are_named():
     labels = np.repeat(np.arange(10), 10)
     rng = np.random.RandomState(0)
-    with pytest.raises(InputError, match="101 clients cannot share 100 images"):
+    with pytest.raises(InputError, match="101 clients cannot share 100 examples"):
         partition.iid(labels, 101, rng)
-    with pytest.raises(InputError, match="100 images cannot give 10 clients at least 11 each"):
+    with pytest.raises(InputError, match="100 examples cannot give 10 clients at least 11 each"):
         partition.dirichlet(labels, 10, 0.1, rng, balanced=True, min_samples=11)
     with pytest.raises(
         InputError, match=r"none of 1000 Dirichlet\(0.01\) draws gave each of 8 clients at least 12"
@@ -238,7 +238,7 @@ def test_impossible_numbers_are_named():
         partition.pathological(labels, 3, 2, rng)
     with pytest.raises(InputError, match="only 10 classes"):
         partition.pathological(labels, 3, 11, rng)
-    with pytest.raises(InputError, match=r"class \d has 10 images for the \d+ clients"):
+    with pytest.raises(InputError, match=r"class \d has 10 examples for the \d+ clients"):
         partition.pathological(labels, 60, 2, rng)
 
 
@@ -250,7 +250,9 @@ def test_a_client_without_test_images_is_refused_by_name():
         train_fraction=0.75,
         validation_fraction=0.1,
     )
-    with pytest.raises(InputError, match="client drawer 7 has 1 images, which leaves none for tr"):
+    with pytest.raises(
+        InputError, match="client drawer 7 has 1 examples, which leaves none for tr"
+    ):
         partition.check_sizes([lonely], min_samples=1, validation_fraction=0.1)
     small = partition.split_at_random(
         "drawer 8",
@@ -261,6 +263,6 @@ def test_a_client_without_test_images_is_refused_by_name():
     )
     partition.check_sizes([small], min_samples=8, validation_fraction=0.1)
     with pytest.raises(
-        InputError, match=r"drawer 8 has 8 images, fewer than data\.min_samples = 9"
+        InputError, match=r"drawer 8 has 8 examples, fewer than data\.min_samples = 9"
     ):
         partition.check_sizes([small], min_samples=9, validation_fraction=0.1)

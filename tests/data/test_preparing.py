@@ -42,8 +42,8 @@ def test_a_run_prepares_once_and_then_only_opens(config, monkeypatch):
     seen.clear()
     second = load_data(config, 0, lambda *progress: seen.append(progress))
     assert (len(calls), seen) == (1, [])
-    np.testing.assert_array_equal(first.images.images, second.images.images)
-    assert isinstance(second.images.images, np.memmap)
+    np.testing.assert_array_equal(first.examples.images, second.examples.images)
+    assert isinstance(second.examples.images, np.memmap)
 
 
 def test_a_changed_source_is_read_again_and_a_deleted_one_is_remembered(config, monkeypatch):
@@ -101,7 +101,7 @@ def test_a_prepared_data_set_needs_no_source(shared_data, tmp_path):
         load_data(bare, 0)
     made = prepare_data(bare.model_copy(update={"source": str(shared_data / "cifar10")}))
     assert made.notes == ("a part of cifar10: 2,000 of 60,000 images",)
-    assert len(load_data(bare, 0).images.labels) == 2_000
+    assert len(load_data(bare, 0).examples.labels) == 2_000
     shutil.copytree(shared_data / "cifar10", tmp_path / "copy")
     prepare_data(bare.model_copy(update={"source": str(tmp_path / "copy")}))
     with pytest.raises(

@@ -30,22 +30,22 @@ def test_the_record_names_every_image_and_is_a_function_of_config_and_seed(skewe
 
 def test_every_change_is_named(skewed):
     then = data_record(skewed)
-    images, clients = skewed.images, skewed.clients
+    images, clients = skewed.examples, skewed.clients
 
     def now(**changes):
         return data_record(replace(skewed, **changes))
 
     fewer = replace(images, labels=images.labels[:1700])
-    assert difference(then, now(images=fewer)) == "1,797 images then, 1,700 now"
+    assert difference(then, now(examples=fewer)) == "1,797 images then, 1,700 now"
     labels = images.labels.copy()
     labels[7] += 1
-    assert difference(then, now(images=replace(images, labels=labels))) == (
+    assert difference(then, now(examples=replace(images, labels=labels))) == (
         "some images have another label"
     )
     repainted = replace(images, fingerprint="another")
-    assert difference(then, now(images=repainted)) == "some images have other pixels"
+    assert difference(then, now(examples=repainted)) == "some images have changed"
     renamed = replace(images, class_names=("zero", *images.class_names[1:]))
-    assert difference(then, now(images=renamed)) == "the classes have other names"
+    assert difference(then, now(examples=renamed)) == "the classes have other names"
     assert difference(then, now(clients=clients[1:])) == "the client 00 is gone"
     more = (*clients, replace(clients[0], name="Ann"))
     assert difference(then, now(clients=more)) == "the client Ann is new"
@@ -59,7 +59,7 @@ def test_clients_of_one_class_and_classes_without_images_are_remarked(skewed):
     one = load_data(DataConfig(partition="pathological", num_clients=10, classes_per_client=1), 0)
     names = "00, 01, 02, 03, 04 and 5 more"
     assert remarks(one) == (f"the clients {names} have images of one class only",)
-    labels = np.where(skewed.images.labels == 3, 4, skewed.images.labels)
+    labels = np.where(skewed.examples.labels == 3, 4, skewed.examples.labels)
     assert "there are no images of the class 3" in remarks(
-        replace(skewed, images=replace(skewed.images, labels=labels))
+        replace(skewed, examples=replace(skewed.examples, labels=labels))
     )

@@ -21,9 +21,10 @@ from pfedseq.federation import Client, MethodConfig, Question, Reply, Setup
 from pfedseq.methods import METHODS
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.auxiliary import AuxiliaryImages
+from pfedseq.model.auxiliary import auxiliary_images
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.task import ImageSite, ImageSource, ImageTask
+from pfedseq.model.image_source import ImageSource
+from pfedseq.model.task import ExampleSite, ExampleTask
 from pfedseq.params import Params
 
 SIZES = (9, 4, 6)
@@ -56,7 +57,7 @@ def make_sites(adapter=KINDS[0], double=False):
     source = Source(images, backbone.mean, backbone.std, torch.device("cpu"), model, double)
     starts = np.cumsum([0, *SIZES])
     return [
-        ImageSite(
+        ExampleSite(
             i,
             model,
             source,
@@ -107,7 +108,7 @@ def test_gradients_are_those_of_each_alone(adapter):
         Question(*q)
         for q in zip(tasks, ["grad"] * 3, zip(phis, batches, parts, strict=True), strict=True)
     ]
-    for question, together in zip(questions, ImageTask.answer_together(questions), strict=True):
+    for question, together in zip(questions, ExampleTask.answer_together(questions), strict=True):
         alone = question.answer()
         for one, other in ((together.adapter, alone.adapter), (together.head, alone.head)):
             assert one.dtype == torch.float64
@@ -125,7 +126,7 @@ def test_every_kind_of_question_finds_its_answer():
         Question(tasks[0], "grad", (phi, batch, "head")),
         Question(tasks[2], "grad", (phi, batch, "adapter")),
     ]
-    answers = ImageTask.answer_together(questions)
+    answers = ExampleTask.answer_together(questions)
     for question, together in zip(questions, answers, strict=True):
         alone = question.answer()
         if isinstance(alone, Params):
@@ -138,7 +139,8 @@ def test_dropout_is_not_stacked_but_answered():
     tasks = [site.task(1, "train") for site in make_sites(AdapterConfig(dropout=0.5))]
     again = [site.task(1, "train") for site in make_sites(AdapterConfig(dropout=0.5))]
     phi, batch = jittered(tasks[0].initial, 0), torch.arange(4)
-    together = ImageTask.answer_together([Question(t, "grad", (phi, batch, "both")) for t in tasks])
+    questions = [Question(task, "grad", (phi, batch, "both")) for task in tasks]
+    together = ExampleTask.answer_together(questions)
     for task, gradient in zip(again, together, strict=True):
         assert torch.equal(task.grad(phi, batch).adapter, gradient.adapter)
 
@@ -150,7 +152,7 @@ def play(name, cohort, threads=1, engine=LocalClients, disturb=None, rounds=2):
     config = method.config(lr=0.05, **options.get(name, {}))
     clients = engine(method.client, config, sites, threads=threads, cohort=cohort)
     model, source = sites[0].model, sites[0].source
-    auxiliary = AuxiliaryImages(model, source, 32, 0)
+    auxiliary = auxiliary_images(model, source, 32, 0)
     setup = Setup(model.initial, SIZES, rounds, seed=0, num_classes=3, auxiliary=auxiliary)
     server, records = method.server(config, setup), []
 
@@ -164,8 +166,8 @@ def play(name, cohort, threads=1, engine=LocalClients, disturb=None, rounds=2):
 
     with pytest.MonkeyPatch.context() as patch:
         if disturb is not None:
-            batches = ImageTask.batches
-            patch.setattr(ImageTask, "batches", lambda *a: (disturb(b) for b in batches(*a)))
+            batches = ExampleTask.batches
+            patch.setattr(ExampleTask, "batches", lambda *a: (disturb(b) for b in batches(*a)))
         run_rounds(server, clients, range(1, rounds + 1), keep)
     down = {i: server.payload(i) for i in clients.ids}
     final: dict = {}
@@ -210,13 +212,13 @@ def test_load_threads_and_the_wire_change_no_bit():
 
 def test_all_that_are_present_are_answered_in_one_pass(monkeypatch):
     """Three, one and two batches: passes of 3, 2 and 1 clients, in the order of their numbers."""
-    seen, plain = [], ImageTask.answer_together
+    seen, plain = [], ExampleTask.answer_together
 
     def counted(questions):
         seen.append([q.task.num_examples for q in questions])
         return plain(questions)
 
-    monkeypatch.setattr(ImageTask, "answer_together", staticmethod(counted))
+    monkeypatch.setattr(ExampleTask, "answer_together", staticmethod(counted))
     method, sites = METHODS["fedavg"], make_sites()
     clients = LocalClients(method.client, method.config(lr=0.05), sites, cohort=3)
     down = {i: sites[0].model.initial.tensors() for i in (2, 0, 1)}
@@ -270,7 +272,7 @@ def test_a_failing_pass_fails_all_that_wait_for_it(monkeypatch):
     def broken(questions):
         raise MemoryError("no room for the pass")
 
-    monkeypatch.setattr(ImageTask, "answer_together", staticmethod(broken))
+    monkeypatch.setattr(ExampleTask, "answer_together", staticmethod(broken))
     method = METHODS["fedavg"]
     clients = LocalClients(Failing, method.config(), make_sites(), cohort=3)
     assert isinstance(call_within(60, clients, "train"), MemoryError | InputError)

@@ -15,8 +15,9 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, _OneProduct, peft_config
 from pfedseq.model.backbone import load_backbone
+from pfedseq.model.image_source import ImageSource
 from pfedseq.model.layout import AdapterLayout
-from pfedseq.model.task import ImageSite, ImageSource
+from pfedseq.model.task import ExampleSite
 from pfedseq.optim import local_sgd
 from pfedseq.params import Params
 
@@ -45,7 +46,7 @@ def site(model, backbone):
     everything = np.arange(40)
     client = ClientData("0", everything[:20], everything[20:24], everything[24:])
     source = ImageSource(images, backbone.mean, backbone.std, torch.device("cpu"))
-    return ImageSite(0, model, source, client, batch_size=8, seed=0)
+    return ExampleSite(0, model, source, client, batch_size=8, seed=0)
 
 
 def jittered(model: AdaptedModel) -> Params:
@@ -225,7 +226,7 @@ def test_dropout_is_in_training_alone_and_follows_the_seed(kind, backbone, site)
     dropping, keeping = replace(site, model=model), replace(site, model=kept)
     batch = next(site.task(1, "train").batches(1))
 
-    def gradient(site: ImageSite, t: int) -> torch.Tensor:
+    def gradient(site: ExampleSite, t: int) -> torch.Tensor:
         return site.task(t, "train").grad(phi, batch).adapter
 
     first = gradient(dropping, 1)

@@ -10,9 +10,10 @@ from torch.nn.functional import kl_div
 from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.auxiliary import AuxiliaryImages
+from pfedseq.model.auxiliary import auxiliary_images
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.task import ImageSite, ImageSource
+from pfedseq.model.image_source import ImageSource
+from pfedseq.model.task import ExampleSite
 from pfedseq.params import Params
 
 CLASSES = 4
@@ -41,7 +42,7 @@ def model(backbone):
 @pytest.fixture(scope="module")
 def auxiliary(model, backbone):
     source = ImageSource(noise(5, 16), backbone.mean, backbone.std, torch.device("cpu"))
-    return AuxiliaryImages(model, source, image_size=32, seed=0)
+    return auxiliary_images(model, source, image_size=32, seed=0)
 
 
 def jittered(model, seed):
@@ -86,7 +87,7 @@ def test_the_gradient_of_the_divergence_by_finite_differences(backbone):
     object.__setattr__(double, "model", copy.deepcopy(backbone.model).double())
     model = AdaptedModel(double, AdapterConfig(rank=1), CLASSES, seed=0)
     source = ImageSource(noise(5, 32), backbone.mean, backbone.std, torch.device("cpu"))
-    auxiliary = AuxiliaryImages(model, source, image_size=32, seed=0)
+    auxiliary = auxiliary_images(model, source, image_size=32, seed=0)
     (batch,) = auxiliary.batches(1, 1, 5)
     batch = batch.double()
 
@@ -132,7 +133,7 @@ def test_thumbnails_are_block_means_of_the_normalised_images(model, backbone):
     images = noise(12, 64)
     source = ImageSource(images, backbone.mean, backbone.std, torch.device("cpu"))
     client = ClientData("0", np.array([7, 3, 9, 1]), np.array([0]), np.array([2]))
-    task = ImageSite(0, model, source, client, batch_size=2, seed=0).task(1, "describe")
+    task = ExampleSite(0, model, source, client, batch_size=2, seed=0).task(1, "describe")
     small, labels = task.thumbnails(torch.tensor([2, 0]))
     raw = torch.from_numpy(images.images[[9, 7]]).double().view(2, 3, 32, 2, 32, 2).mean((3, 5))
     torch.testing.assert_close(small.double(), (raw / 255 - 0.5) / 0.5, atol=1e-6, rtol=1e-5)

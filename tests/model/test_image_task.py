@@ -11,11 +11,12 @@ from pfedseq.methods.pfedme import PFedMeClient, PFedMeConfig
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.task import ImageSite, ImageSource, ImageTask
+from pfedseq.model.image_source import ImageSource
+from pfedseq.model.task import ExampleSite, ExampleTask
 
 
 @pytest.fixture(scope="module")
-def site() -> ImageSite:
+def site() -> ExampleSite:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (24, 3, 32, 32), dtype=np.uint8)
     images = ImageSet("noise", pixels, rng.integers(0, 3, 24), tuple("abc"))
@@ -24,7 +25,7 @@ def site() -> ImageSite:
     backbone = load_backbone("random:vit-tiny", 32)
     model = AdaptedModel(backbone, AdapterConfig(rank=2), 3, seed=0)
     source = ImageSource(images, backbone.mean, backbone.std, torch.device("cpu"))
-    return ImageSite(0, model, source, client, batch_size=4, seed=0)
+    return ExampleSite(0, model, source, client, batch_size=4, seed=0)
 
 
 def test_the_loss_is_the_one_that_is_differentiated(site):
@@ -37,7 +38,7 @@ def test_the_loss_is_the_one_that_is_differentiated(site):
     assert task.loss(phi, batch) == pytest.approx(expected.item())
 
 
-class Forgetful(ImageTask):
+class Forgetful(ExampleTask):
     """Reads a batch anew every time it is asked for."""
 
     def _examples(self, batch):

@@ -14,11 +14,12 @@ from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.auxiliary import AuxiliaryImages
+from pfedseq.model.auxiliary import auxiliary_images
 from pfedseq.model.backbone import load_backbone
+from pfedseq.model.image_source import ImageSource
 from pfedseq.model.personal import save_personal_model
 from pfedseq.model.published import write_backbone
-from pfedseq.model.task import ImageSite, ImageSource
+from pfedseq.model.task import ExampleSite
 from pfedseq.model.token_store import spoken, with_tokens
 from pfedseq.model.tower import Tower, fingerprint
 from pfedseq.params import Params
@@ -220,7 +221,7 @@ def test_a_full_disk_is_said_before_it_is_full(model, source, tmp_path, monkeypa
 def test_a_task_starts_from_the_tokens(model, source, tmp_path):
     """Gradients, losses, scores, the head phase; thumbnails still come from pixels."""
     fast, slow = (
-        ImageSite(0, model, s, USED, batch_size=3, seed=0).task(1, "train")
+        ExampleSite(0, model, s, USED, batch_size=3, seed=0).task(1, "train")
         for s in (kept(source, model, tmp_path), kept(source, model, tmp_path, "none"))
     )
     phi, batch = phi_of(model), torch.tensor([3, 0, 2])
@@ -236,11 +237,11 @@ def test_a_task_starts_from_the_tokens(model, source, tmp_path):
 
 
 def test_auxiliary_images_go_through_the_frozen_layers_once(model, source):
-    auxiliary = AuxiliaryImages(model, source, 32, seed=0)
+    auxiliary = auxiliary_images(model, source, 32, seed=0)
     (batch,) = auxiliary.batches(1, 1, 4)
     assert batch.shape == (4, 65, 96)
     phi = phi_of(model)
-    whole = AuxiliaryImages(
+    whole = auxiliary_images(
         AdaptedModel(load_backbone("random:demo", 32, seed=3), AdapterConfig(), 5, 0), source, 32, 0
     )
     (pixels,) = whole.batches(1, 1, 4)

@@ -14,7 +14,8 @@ from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.task import ImageSite, ImageSource
+from pfedseq.model.image_source import ImageSource
+from pfedseq.model.task import ExampleSite
 
 CLIENTS, TRAIN, TEST, CLASSES = 3, 8, 4, 10
 
@@ -45,7 +46,7 @@ def test_vit_base_goes_through_two_rounds(capsys):
     for i in range(CLIENTS):
         mine = np.arange(i * each, (i + 1) * each)
         data = ClientData(str(i), mine[:TRAIN], mine[:1], mine[TRAIN:])
-        sites.append(ImageSite(i, model, source, data, batch_size=8, seed=0))
+        sites.append(ExampleSite(i, model, source, data, batch_size=8, seed=0))
     method = find_method("pfedseq")
     config = method.config(lr=0.01, warmup_rounds=1, max_sequence_length=2)
     clients = LocalClients(method.client, config, sites, threads=2)

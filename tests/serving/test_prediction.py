@@ -39,7 +39,7 @@ def test_transformers_and_peft_alone_score_what_the_run_has_reported(
     scores = RunFolder(finished).by_method()[method][-1].scores
     models = ClientModels.open(finished, method)
     assert models.names == ["harbour", "mill", "quarry"]
-    images = own_test_images.data.images
+    images = own_test_images.data.examples
     for index, client in enumerate(own_test_images.data.clients):
         theirs = load_with_peft(base, models.places[index].folder, 2)
         pixels = (torch.from_numpy(images.images[client.test]) / 255 - 0.5) / 0.5

@@ -103,11 +103,11 @@ def show(
     config = _config(name, source, size, overrides, seed)
     with StepDisplay() as display:
         data = load_data(config.data, config.run.seed, display.report)
-    plain_name = re.sub(r"[^\w.-]+", "-", data.images.name)
+    plain_name = re.sub(r"[^\w.-]+", "-", data.examples.name)
     picture = out or Path(f"{plain_name}-clients.png")
     draw_distribution(data, picture)
-    print_clients(describe_data(data), data.images.class_names, picture)
-    print_notes([*data.images.notes, *remarks(data), *undrawable(data)])
+    print_clients(describe_data(data), data.examples.class_names, picture)
+    print_notes([*data.examples.notes, *remarks(data), *undrawable(data)])
 
 
 def _config(

@@ -13,6 +13,7 @@ from pfedseq.data.config import DataConfig, DataName
 from pfedseq.data.dataset import ImageSet
 from pfedseq.data.loading import load_images
 from pfedseq.data.synthetic import SyntheticClasses
+from pfedseq.errors import InputError
 from pfedseq.seeding import derive_seed, numpy_generator, torch_generator
 
 GENERATED_IMAGES = 2000
@@ -64,6 +65,8 @@ def load_auxiliary(config: AuxiliaryConfig, image_size: int, seed: int) -> Image
     """The auxiliary images, at `image_size` or smaller; nobody reads their labels."""
     if config.name == "generated":
         return _generated(config.num_images or GENERATED_IMAGES, seed)
+    if config.name == "text":
+        raise InputError("auxiliary.name = 'text' does not go with images in [data]")
     images = load_images(config.data_config(image_size))
     count = config.num_images
     if count is None or count >= len(images.labels):

@@ -18,6 +18,7 @@ DataName = Literal[
     "pacs",
     "folder",
     "hub",
+    "text",
 ]
 PartitionName = Literal["styles", "dirichlet", "iid", "pathological", "owners"]
 
@@ -32,6 +33,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "pacs": {"partition": "owners"},
     "folder": {"partition": "dirichlet"},
     "hub": {"partition": "dirichlet"},
+    "text": {"partition": "owners"},
 }
 
 
@@ -63,9 +65,9 @@ class DataConfig(BaseConfig):
     )
     layout: str = Field(
         "class",
-        description="for `folder`: what each folder level names, such as `class`, `owner/class` "
-        "or `split/class`; `*` skips a level; where it names owners, `partition` is `owners` "
-        "unless it says otherwise",
+        description="for `folder` and `text`: what each folder level names, such as `class`, "
+        "`owner/class` or `split/class`; `*` skips a level; where it names owners, `partition` is "
+        "`owners` unless it says otherwise",
     )
     window: tuple[float, float] | None = Field(
         None,
@@ -81,12 +83,18 @@ class DataConfig(BaseConfig):
         description="for `hub`: the column of images (default: the only one that holds images)",
     )
     label_column: str | None = Field(
-        None, description="for `hub`: the column of classes (default: label, labels or fine_label)"
+        None,
+        description="for `hub` and `text`: the column of classes (default: label, labels or "
+        "fine_label)",
+    )
+    text_column: str = Field("text", description="for `text`: the column of texts in a CSV file")
+    max_tokens: int = Field(
+        128, ge=2, description="for `text`: how much of every text is read; longer ones are cut"
     )
     owner_column: str | None = Field(
         None,
-        description="for `hub`: the column that names each image's natural client; where it is "
-        "given, `partition` is `owners` unless it says otherwise",
+        description="for `hub` and `text`: the column that names each example's natural client; "
+        "where it is given, `partition` is `owners` unless it says otherwise",
     )
 
     partition: PartitionName = Field(
@@ -152,6 +160,8 @@ class DataConfig(BaseConfig):
         name = given.get("name", "digits")
         defaults = dict(DEFAULTS.get(str(name), {}))
         names_owners = "owner" in str(given.get("layout", "")).split("/")
+        if name == "text" and not names_owners and not str(given.get("source")).endswith(".csv"):
+            defaults["partition"] = "dirichlet"
         if (name == "folder" and names_owners) or (name == "hub" and given.get("owner_column")):
             defaults["partition"] = "owners"
         partition = given.get("partition", defaults.get("partition"))
@@ -178,16 +188,14 @@ class DataConfig(BaseConfig):
             raise ValueError(
                 f"min_samples = {smallest} is more than max_images_per_client = {largest}"
             )
-        if self.name in ("folder", "hub") and not self.source:
-            raise ValueError(
-                f"the data set {self.name!r} needs source: "
-                + (
-                    "the folder of images"
-                    if self.name == "folder"
-                    else "a hub id or parquet folder"
-                )
-            )
-        if self.name == "folder":
+        needed = {
+            "folder": "the folder of images",
+            "hub": "a hub id or parquet folder",
+            "text": "a CSV file (client,label,text) or a folder of .txt files",
+        }
+        if self.name in needed and not self.source:
+            raise ValueError(f"the data set {self.name!r} needs source: {needed[self.name]}")
+        if self.name in ("folder", "text"):
             _check_layout(self.layout)
         if self.window is not None and self.name not in ("folder", "hub"):
             raise ValueError(f"window is for folder and hub; {self.name} has 8-bit images only")

@@ -1,6 +1,7 @@
-"""What a data set is to the rest of pfedseq: images, labels, and who holds which of them."""
+"""What a data set is to the rest of pfedseq: examples, labels, and who holds which of them."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 class ImageSet:
     """Labelled images of one source, before they are dealt to clients."""
 
+    unit: ClassVar[str] = "image"
+    """What one of them is called."""
     name: str
     images: NDArray[np.uint8]
     """(n, 3, size, size), in memory or a read-only memory map."""
@@ -30,8 +33,27 @@ class ImageSet:
 
 
 @dataclass(frozen=True)
+class TextSet:
+    """Labelled texts; the fields that it shares with `ImageSet` mean the same."""
+
+    unit: ClassVar[str] = "text"
+    name: str
+    texts: tuple[str, ...]
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    owners: NDArray[np.int64] | None
+    owner_names: tuple[str, ...]
+    is_test: NDArray[np.bool_] | None
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+
+
+ExampleSet = ImageSet | TextSet
+
+
+@dataclass(frozen=True)
 class ClientData:
-    """The images of one client, as indices into an `ImageSet`."""
+    """The examples of one client, as indices into an `ExampleSet`."""
 
     name: str
     train: NDArray[np.int64]
@@ -41,9 +63,9 @@ class ClientData:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """One image set and its division among clients: a function of the config and the seed."""
+    """One set of examples and its division among clients: a function of config and seed."""
 
-    images: ImageSet
+    examples: ExampleSet
     clients: tuple[ClientData, ...]
 
 

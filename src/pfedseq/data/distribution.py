@@ -42,7 +42,7 @@ def describe_data(data: FederatedData) -> tuple[ClientRow, ...]:
             validation=len(client.validation),
             test=len(client.test),
             class_counts=np.bincount(
-                data.images.labels[all_images(client)], minlength=len(data.images.class_names)
+                data.examples.labels[all_images(client)], minlength=len(data.examples.class_names)
             ),
         )
         for client in data.clients
@@ -59,8 +59,11 @@ def draw_distribution(data: FederatedData, path: Path) -> None:
     counts = np.stack([row.class_counts for row in rows])  # (N, classes)
     num_clients, num_classes = counts.shape
     size = (max(6.0, 1.6 + 0.42 * num_clients), min(12.0, max(3.2, 1.6 + 0.16 * num_classes)))
-    client_names, class_names = labels([row.name for row in rows]), labels(data.images.class_names)
-    with fonts_for([*client_names, *class_names, data.images.name]):
+    client_names, class_names = (
+        labels([row.name for row in rows]),
+        labels(data.examples.class_names),
+    )
+    with fonts_for([*client_names, *class_names, data.examples.name]):
         figure = Figure(figsize=size, dpi=130, layout="constrained")
         axes = figure.add_subplot()
         clients, classes = np.nonzero(counts)
@@ -79,15 +82,15 @@ def draw_distribution(data: FederatedData, path: Path) -> None:
         axes.set_ylim(-1.2, num_classes + 0.2)
         axes.grid(alpha=0.25, linewidth=0.5)
         axes.set_axisbelow(True)
-        total = count(int(counts.sum()), "image")
-        called = data.images.name if can_be_drawn(data.images.name) else "data"
+        total = count(int(counts.sum()), data.examples.unit)
+        called = data.examples.name if can_be_drawn(data.examples.name) else "data"
         set_title(figure, f"{called}: {total}, largest circle {present.max():,}")
         save_picture(figure, path)
 
 
 def undrawable(data: FederatedData) -> list[str]:
     """Notes about names for which the machine has no font and which the picture numbers."""
-    names = [*(client.name for client in data.clients), *data.images.class_names]
+    names = [*(client.name for client in data.clients), *data.examples.class_names]
     missing = [name for name in names if not can_be_drawn(name)]
     if not missing:
         return []

@@ -1,13 +1,14 @@
-"""From a `[data]` section and a seed to clients with images: the one entrance for engines."""
+"""From a `[data]` section and a seed to clients with examples: the one entrance for engines."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pfedseq.data import digits, partition
 from pfedseq.data.config import DataConfig
-from pfedseq.data.dataset import ClientData, FederatedData, ImageSet, all_images
+from pfedseq.data.dataset import ClientData, ExampleSet, FederatedData, ImageSet, all_images
 from pfedseq.data.image_store import Report, silent
 from pfedseq.data.preparing import prepared_images
+from pfedseq.data.text import load_texts
 from pfedseq.errors import InputError
 from pfedseq.words import some
 
@@ -16,11 +17,14 @@ def load_data(config: DataConfig, seed: int, report: Report = silent) -> Federat
     """The clients of a run; the same config and seed give the same clients and pixels."""
     if not 0 <= seed < 2**32:
         raise InputError(f"the seed is {seed}, but must be between 0 and 2**32 - 1")
+    if config.name == "text":
+        texts = load_texts(config)
+        return FederatedData(texts, deal(texts, config, seed))
     images = load_images(config, report)
     clients = deal(images, config, seed)
     if config.partition == "styles":
         images = digits.scan_for_clients(images, clients, _partition_seed(config, seed))
-    return FederatedData(images=images, clients=clients)
+    return FederatedData(images, clients)
 
 
 def load_images(config: DataConfig, report: Report = silent) -> ImageSet:
@@ -30,18 +34,18 @@ def load_images(config: DataConfig, report: Report = silent) -> ImageSet:
     return prepared_images(config, report)
 
 
-def deal(images: ImageSet, config: DataConfig, seed: int) -> tuple[ClientData, ...]:
-    """Divide the images among clients and split each client's into train, validation and test.
+def deal(examples: ExampleSet, config: DataConfig, seed: int) -> tuple[ClientData, ...]:
+    """Divide the examples among clients and split each client's into train, validation and test.
 
     One generator serves the partition and then, client by client, the splits: PFLlib's order.
     """
     rng = np.random.RandomState(_partition_seed(config, seed))
     clients = []
-    for name, members in _partition(images, config, rng):
+    for name, members in _partition(examples, config, rng):
         limit = config.max_images_per_client
         if limit is not None and len(members) > limit:
             members = rng.permutation(members)[:limit]
-        clients.append(_split(name, members, images, config, rng))
+        clients.append(_split(name, members, examples, config, rng))
     partition.check_sizes(
         clients,
         min_samples=config.min_samples or 1,
@@ -52,19 +56,21 @@ def deal(images: ImageSet, config: DataConfig, seed: int) -> tuple[ClientData, .
 
 def remarks(data: FederatedData) -> tuple[str, ...]:
     """What is strange about a division, for the user."""
-    labels = data.images.labels
+    labels = data.examples.labels
     lonely = [c.name for c in data.clients if len(np.unique(labels[all_images(c)])) == 1]
     missing = [
-        name for number, name in enumerate(data.images.class_names) if not (labels == number).any()
+        name
+        for number, name in enumerate(data.examples.class_names)
+        if not (labels == number).any()
     ]
     said = []
     if missing:
         which = "class" if len(missing) == 1 else "classes"
-        said.append(f"there are no images of the {which} {some(missing)}")
+        said.append(f"there are no {data.examples.unit}s of the {which} {some(missing)}")
     if lonely:
         which = "client" if len(lonely) == 1 else "clients"
         has = "has" if len(lonely) == 1 else "have"
-        said.append(f"the {which} {some(lonely)} {has} images of one class only")
+        said.append(f"the {which} {some(lonely)} {has} {data.examples.unit}s of one class only")
     return tuple(said)
 
 
@@ -73,16 +79,16 @@ def _partition_seed(config: DataConfig, seed: int) -> int:
 
 
 def _partition(
-    images: ImageSet, config: DataConfig, rng: np.random.RandomState
+    examples: ExampleSet, config: DataConfig, rng: np.random.RandomState
 ) -> list[tuple[str, NDArray[np.int64]]]:
-    """Named clients and the indices of their images."""
+    """Named clients and the indices of their examples."""
     if config.partition == "owners":
-        return _owner_clients(images, config, rng)
+        return _owner_clients(examples, config, rng)
     assert config.num_clients is not None  # the config's validator sees to it
     match config.partition:
         case "dirichlet":
             parts = partition.dirichlet(
-                images.labels,
+                examples.labels,
                 config.num_clients,
                 config.alpha,
                 rng,
@@ -91,20 +97,20 @@ def _partition(
             )
         case "pathological":
             parts = partition.pathological(
-                images.labels, config.num_clients, config.classes_per_client, rng
+                examples.labels, config.num_clients, config.classes_per_client, rng
             )
         case "iid" | "styles":
-            parts = partition.iid(images.labels, config.num_clients, rng)
+            parts = partition.iid(examples.labels, config.num_clients, rng)
     return [(f"{number:02d}", part) for number, part in enumerate(parts)]
 
 
 def _owner_clients(
-    images: ImageSet, config: DataConfig, rng: np.random.RandomState
+    examples: ExampleSet, config: DataConfig, rng: np.random.RandomState
 ) -> list[tuple[str, NDArray[np.int64]]]:
-    if images.owners is None:
+    if examples.owners is None:
         raise InputError(
-            f"{images.name} does not say whose its images are: choose another data.partition "
-            "than owners"
+            f"{examples.name} does not say whose its {examples.unit}s are: choose another "
+            "data.partition than owners"
         )
     num_owners = config.num_clients
     if num_owners is not None and num_owners % config.split_owners:
@@ -113,13 +119,13 @@ def _owner_clients(
             f"data.split_owners = {config.split_owners}"
         )
     divided = partition.by_owner(
-        images.owners,
+        examples.owners,
         rng,
         num_owners=None if num_owners is None else num_owners // config.split_owners,
         pieces=config.split_owners,
     )
     return [
-        (images.owner_names[owner] + (f"-{piece}" if config.split_owners > 1 else ""), members)
+        (examples.owner_names[owner] + (f"-{piece}" if config.split_owners > 1 else ""), members)
         for owner, piece, members in divided
     ]
 
@@ -127,7 +133,7 @@ def _owner_clients(
 def _split(
     name: str,
     members: NDArray[np.int64],
-    images: ImageSet,
+    examples: ExampleSet,
     config: DataConfig,
     rng: np.random.RandomState,
 ) -> ClientData:
@@ -139,10 +145,11 @@ def _split(
             train_fraction=config.train_fraction,
             validation_fraction=config.validation_fraction,
         )
-    if images.is_test is None:
+    if examples.is_test is None:
         raise InputError(
-            f"{images.name} has no test images of its own to keep: set data.keep_test_split = false"
+            f"{examples.name} has no test {examples.unit}s of its own to keep: "
+            "set data.keep_test_split = false"
         )
     return partition.split_as_given(
-        name, members, images.is_test, rng, validation_fraction=config.validation_fraction
+        name, members, examples.is_test, rng, validation_fraction=config.validation_fraction
     )

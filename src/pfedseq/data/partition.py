@@ -47,8 +47,8 @@ def dirichlet(
         min_samples = pfllib_min_samples(len(labels), num_clients)
     if num_clients * min_samples > len(labels):
         raise InputError(
-            f"{len(labels)} images cannot give {num_clients} clients at least {min_samples} each: "
-            "lower data.num_clients or data.min_samples"
+            f"{len(labels)} examples cannot give {num_clients} clients at least {min_samples} "
+            "each: lower data.num_clients or data.min_samples"
         )
     best = 0
     for _ in range(MAX_DRAWS):
@@ -58,7 +58,7 @@ def dirichlet(
             return drawn
     raise InputError(
         f"none of {MAX_DRAWS} Dirichlet({alpha:g}) draws gave each of {num_clients} clients at "
-        f"least {min_samples} of {len(labels)} images (the smallest client of the best draw has "
+        f"least {min_samples} of {len(labels)} examples (the smallest client of the best draw has "
         f"{best}): lower data.num_clients or data.min_samples, or raise data.alpha"
     )
 
@@ -94,7 +94,7 @@ def _draw_dirichlet(
 
 
 def iid(labels: NDArray[np.int64], num_clients: int, rng: np.random.RandomState) -> list[Indices]:
-    """Deal each class's shuffled images in turn: sizes and class counts differ by at most one."""
+    """Deal each class's shuffled examples in turn: sizes and class counts differ by at most one."""
     _check_client_count(len(labels), num_clients)
     by_class = []
     for label in np.unique(labels):
@@ -138,7 +138,7 @@ def pathological(
         members = np.flatnonzero(labels == label)
         if len(members) < len(clients):
             raise InputError(
-                f"class {label} has {len(members)} images for the {len(clients)} clients that "
+                f"class {label} has {len(members)} examples for the {len(clients)} clients that "
                 "would hold it: lower data.num_clients or data.classes_per_client"
             )
         rng.shuffle(members)
@@ -205,14 +205,14 @@ def split_as_given(
     *,
     validation_fraction: float,
 ) -> ClientData:
-    """Keep the source's own test images; validation is drawn from its training images."""
+    """Keep the source's own test images; validation is drawn from its training examples."""
     test, train = images[is_test[images]], images[~is_test[images]]
     order = train[rng.permutation(len(train))]
     return _hold_out_validation(name, order, test, validation_fraction)
 
 
 def _hold_out_validation(name: str, train: Indices, test: Indices, fraction: float) -> ClientData:
-    """Take the last `fraction` of the training images, and at least one, unless it is zero."""
+    """Take the last `fraction` of the training examples, and at least one, unless it is zero."""
     held_out = max(1, round(fraction * len(train))) if fraction > 0 else 0
     kept = max(len(train) - held_out, 0)
     return ClientData(name=name, train=train[:kept], validation=train[kept:], test=test)
@@ -230,13 +230,13 @@ def check_sizes(
         total = len(client.train) + len(client.validation) + len(client.test)
         if empty:
             raise InputError(
-                f"client {client.name} has {total} images, which leaves none for "
+                f"client {client.name} has {total} examples, which leaves none for "
                 f"{' or '.join(empty)}: use fewer clients, or change data.train_fraction or "
                 "data.validation_fraction"
             )
         if total < min_samples:
             raise InputError(
-                f"client {client.name} has {total} images, fewer than "
+                f"client {client.name} has {total} examples, fewer than "
                 f"data.min_samples = {min_samples}"
             )
 
@@ -244,5 +244,5 @@ def check_sizes(
 def _check_client_count(num_images: int, num_clients: int) -> None:
     if num_clients > num_images:
         raise InputError(
-            f"{num_clients} clients cannot share {num_images} images: lower data.num_clients"
+            f"{num_clients} clients cannot share {num_images} examples: lower data.num_clients"
         )

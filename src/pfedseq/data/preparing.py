@@ -50,6 +50,8 @@ def prepare_data(
     """
     if config.name == "digits":
         raise InputError("digits need no preparing: they come with scikit-learn")
+    if config.name == "text":
+        raise InputError("texts need no preparing: a run reads them as they are")
     hub_id = DATA_SETS[config.name].hub_id
     source = config.source or hub_id
     if source is None:

@@ -17,14 +17,15 @@ SPLITS = {"train": "training", "validation": "validation", "test": "test"}
 
 def data_record(data: FederatedData) -> DataRecord:
     """The images by checksum, the classes, and every client's images by index."""
-    images = data.images
+    examples = data.examples
     return {
-        "data": images.name,
-        "num_images": len(images.labels),
-        "images_sha256": images.fingerprint,
-        "labels_sha256": _sha256(images.labels),
-        "class_names": list(images.class_names),
-        "notes": list(images.notes),
+        "data": examples.name,
+        "unit": examples.unit,
+        "num_images": len(examples.labels),
+        "images_sha256": examples.fingerprint,
+        "labels_sha256": _sha256(examples.labels),
+        "class_names": list(examples.class_names),
+        "notes": list(examples.notes),
         "clients": [
             {"name": client.name, **{split: getattr(client, split).tolist() for split in SPLITS}}
             for client in data.clients
@@ -37,19 +38,20 @@ def difference(then: DataRecord, now: DataRecord, *, division: bool = True) -> s
 
     Without `division` only the images are compared, not who holds which.
     """
+    unit = then.get("unit", "image")
     if then["num_images"] != now["num_images"]:
-        return f"{count(then['num_images'], 'image')} then, {now['num_images']:,} now"
+        return f"{count(then['num_images'], unit)} then, {now['num_images']:,} now"
     for key, sentence in (
         ("class_names", "the classes have other names"),
-        ("labels_sha256", "some images have another label"),
-        ("images_sha256", "some images have other pixels"),
+        ("labels_sha256", f"some {unit}s have another label"),
+        ("images_sha256", f"some {unit}s have changed"),
     ):
         if then.get(key) != now.get(key):
             return sentence
-    return _other_division(then["clients"], now["clients"]) if division else None
+    return _other_division(then["clients"], now["clients"], unit) if division else None
 
 
-def _other_division(then: list[Any], now: list[Any]) -> str | None:
+def _other_division(then: list[Any], now: list[Any], unit: str) -> str | None:
     names_then, names_now = ([client["name"] for client in clients] for clients in (then, now))
     for gone in sorted(set(names_then) - set(names_now)):
         return f"the client {gone} is gone"
@@ -58,7 +60,7 @@ def _other_division(then: list[Any], now: list[Any]) -> str | None:
     for before, after in zip(then, now, strict=True):
         for split, called in SPLITS.items():
             if before[split] != after[split]:
-                return f"the client {before['name']} has other {called} images"
+                return f"the client {before['name']} has other {called} {unit}s"
     return None
 
 

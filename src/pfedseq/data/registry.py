@@ -89,4 +89,9 @@ DATA_SETS: dict[str, DataSet] = {
         "hub id, or folder of parquet files",
         _open_hub,
     ),
+    "text": DataSet(
+        "your own texts, for a BERT: a CSV file with the columns client, label and text",
+        "CSV file, or folder of .txt files",
+        None,
+    ),
 }

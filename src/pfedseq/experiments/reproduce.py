@@ -195,7 +195,7 @@ def draw_partitions(wanted: Reproduction) -> list[Path]:
             draw_distribution(data, files[-1])
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["client", "train", "validation", "test", *data.images.class_names])
+        writer.writerow(["client", "train", "validation", "test", *data.examples.class_names])
         for row in describe_data(data):
             writer.writerow([row.name, row.train, row.validation, row.test, *row.class_counts])
         files.append(stem.with_suffix(".csv"))

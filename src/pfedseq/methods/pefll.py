@@ -146,4 +146,5 @@ METHOD = Method(
     config=GeneratorConfig,
     title="PeFLL",
     summary="a hypernetwork generates each client's adapter from an embedding of its data",
+    needs_thumbnails=True,
 )

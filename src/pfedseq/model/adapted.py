@@ -1,27 +1,24 @@
-"""The functional model that clients share: adapters on a frozen ViT as arguments."""
+"""The functional model that clients share: adapters on a frozen transformer as arguments."""
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from pfedseq.errors import InputError
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, inject, merged_weights
 from pfedseq.model.backbone import Backbone
-from pfedseq.model.class_token import keep_class_token_only
+from pfedseq.model.encoder import Encoder, same_weights
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.stacked import StackedTower
-from pfedseq.model.tower import Tower
 from pfedseq.params import Params
-from pfedseq.seeding import derive_seed, torch_generator
-
-Module = TypeVar("Module", bound=nn.Module)
+from pfedseq.seeding import seeded, torch_generator
 
 HEAD_STD = 0.02
 """Standard deviation of the initial head weights, as ViT's own classification head."""
@@ -36,20 +33,16 @@ class AdaptedModel:
     """
 
     def __init__(
-        self, backbone: Backbone, adapter: AdapterConfig, num_classes: int, seed: int
+        self, encoder: Encoder, adapter: AdapterConfig, num_classes: int, seed: int
     ) -> None:
-        self.backbone, self.adapter_config, self.num_classes = backbone, adapter, num_classes
-        self.feature_dim = backbone.feature_dim
-        self.depth = backbone.num_layers
+        self.encoder, self.adapter_config, self.num_classes = encoder, adapter, num_classes
+        self.feature_dim = encoder.feature_dim
+        self.depth = encoder.num_layers
         first = adapter.layers_of(self.depth)[0]
-        plain = _same_weights(backbone.model)
-        keep_class_token_only(plain)
-        injected = _same_weights(plain)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(seed, "adapter"))
-            inject(injected, adapter)
-        self.prefix: Tower | None = Tower(plain, 0, first) if first else None
-        self._plain, module = (Tower(vit, first, self.depth) for vit in (plain, injected))
+        with seeded(seed, "adapter"):
+            self.prefix, self._plain, module = encoder.towers(
+                first, lambda into: inject(into, adapter, self.depth, encoder.places)
+            )
         self.layout = AdapterLayout.of(module)
         weights = dict(module.named_parameters())
         head = torch.zeros(num_classes * (self.feature_dim + 1))
@@ -65,7 +58,14 @@ class AdaptedModel:
         self.stacked: StackedTower | None = None
         """The same for several clients at once, where their adapters can be stacked."""
         if not adapter.dropout:
-            self.stacked = StackedTower(self._plain, adapter, self.layout, self.depth)
+            self.stacked = encoder.stacked(self._plain, adapter, self.layout)
+
+    @property
+    def backbone(self) -> Backbone:
+        """The ViT, for those who work on images."""
+        if not isinstance(self.encoder, Backbone):
+            raise InputError("this model reads texts, and images were expected")
+        return self.encoder
 
     @property
     def device(self) -> torch.device:
@@ -73,16 +73,16 @@ class AdaptedModel:
         return self.initial.adapter.device
 
     @torch.no_grad()
-    def inputs(self, pixels: Tensor) -> Tensor:
-        """What the first adapted layer is given for normalised images (B, 3, S, S).
+    def inputs(self, examples: Tensor) -> Tensor:
+        """What the first adapted layer is given for examples, such as images (B, 3, S, S).
 
-        Tokens (B, T, F) out of the frozen layers below it; the images themselves where there are
+        Tokens (B, T, F) out of the frozen layers below it; the examples themselves where there are
         none.
         """
-        return pixels if self.prefix is None else self.prefix(pixels)
+        return examples if self.prefix is None else self.prefix(examples)
 
     def features(self, adapter: Tensor, inputs: Tensor, dropout: Generator | None = None) -> Tensor:
-        """Class-token features (B, F) of what `inputs` gives.
+        """Features (B, F) of what `inputs` gives.
 
         `dropout` is what training draws the dropped inputs from; without it nothing is dropped.
         """
@@ -96,7 +96,7 @@ class AdaptedModel:
 
     @torch.no_grad()
     def merged(self, adapter: Tensor) -> Callable[[Tensor], Tensor]:
-        """The same features for a θ that stays: it is merged once, and costs nothing per image."""
+        """The same features for a θ that stays: it is merged once, then costs nothing."""
         weights = merged_weights(
             self.adapter_config,
             self.layout.unflatten(adapter),
@@ -113,15 +113,10 @@ class AdaptedModel:
         weight, bias = head.split([self.num_classes * self.feature_dim, self.num_classes])
         return weight.view(self.num_classes, self.feature_dim), bias
 
-    def _skeleton(self, kind: Literal["adapted", "plain"]) -> Tower:
+    def _skeleton(self, kind: Literal["adapted", "plain"]) -> nn.Module:
         """This thread's own module of that kind around the shared weights."""
         if not hasattr(self._skeletons, kind):
             original = self._adapted if kind == "adapted" else self._plain
-            setattr(self._skeletons, kind, _same_weights(original))
-        module: Tower = getattr(self._skeletons, kind)
+            setattr(self._skeletons, kind, same_weights(original))
+        module: nn.Module = getattr(self._skeletons, kind)
         return module
-
-
-def _same_weights(module: Module) -> Module:
-    """A copy of the modules around the very same parameters."""
-    return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import IA3Config, LoraConfig, PeftConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
 from torch import Generator, Tensor, nn
-from transformers import ViTModel
 
 from pfedseq.model.adapter_config import AdapterConfig, Target
+
+
+class Places(NamedTuple):
+    """Where a transformer keeps what may carry an adapter."""
+
+    modules: Mapping[Target, str]
+    """Each projection's name within a layer."""
+    layers: str
+    """What stands before a layer's number."""
+
 
 MODULES: dict[Target, str] = {
     "query": "attention.q_proj",
@@ -22,7 +31,9 @@ MODULES: dict[Target, str] = {
     "mlp_in": "mlp.fc1",
     "mlp_out": "mlp.fc2",
 }
-"""Where transformers' ViT keeps each projection of a block."""
+"""Where transformers' ViT keeps each projection of a block, and what it calls the blocks."""
+
+VIT = Places(MODULES, "layers")
 
 LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 _DORA_MAGNITUDE = ".lora_magnitude_vector.default.weight"
@@ -30,17 +41,22 @@ _IA3 = ".ia3_l.default"
 """PEFT's names for what it puts beside a target."""
 
 
-def peft_config(adapter: AdapterConfig, depth: int) -> PeftConfig:
+def peft_config(adapter: AdapterConfig, depth: int, places: Places = VIT) -> PeftConfig:
     """The adapter as PEFT writes it down, for a backbone of `depth` layers.
 
     PEFT finds a module by the end of its name: the projection's alone where all layers carry the
-    adapter, else with its layer's. (Its `layers_to_transform` is not known to IA3.)
+    adapter and no other name ends so, else with its layer's. (Its `layers_to_transform` is not
+    known to IA3.)
     """
-    modules = [MODULES[target] for target in adapter.targets]
-    if adapter.layers != "all":
-        modules = [f"layers.{k}.{name}" for k in adapter.layers_of(depth) for name in modules]
+    layers = [f"{places.layers}.{k}." for k in adapter.layers_of(depth)]
+    names = {target: places.modules[target] for target in adapter.targets}
+    endings = [f".{name}" for name in names.values()]
+    alone = not any(name.endswith(end) for name in places.modules.values() for end in endings)
+    if adapter.layers == "all" and alone:
+        layers = [""]
+    modules = [layer + name for layer in layers for name in names.values()]
     if adapter.kind == "ia3":  # scales what enters the MLP's second layer, what leaves all others
-        feedforward = [module for module in modules if module.endswith(MODULES["mlp_out"])]
+        feedforward = [layer + names["mlp_out"] for layer in layers if "mlp_out" in names]
         return IA3Config(target_modules=modules, feedforward_modules=feedforward)
     return LoraConfig(
         r=adapter.rank,
@@ -51,9 +67,9 @@ def peft_config(adapter: AdapterConfig, depth: int) -> PeftConfig:
     )
 
 
-def inject(module: ViTModel, adapter: AdapterConfig) -> None:
+def inject(module: nn.Module, adapter: AdapterConfig, depth: int, places: Places) -> None:
     """Put the adapter into a backbone, drawing from PyTorch's global generator."""
-    config = peft_config(adapter, len(module.layers))
+    config = peft_config(adapter, depth, places)
     if adapter.kind == "lora" and not adapter.dropout:
         config._register_custom_module({nn.Linear: OneProductLinear})
     inject_adapter_in_model(config, module)

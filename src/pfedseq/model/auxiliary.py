@@ -1,43 +1,42 @@
-"""Unlabelled images under the shared backbone: where PerAda's teachers and student meet."""
+"""Unlabelled examples under the shared backbone: where PerAda's teachers and student meet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate, kl_div, log_softmax, softmax
 
 from pfedseq.model.adapted import AdaptedModel
-from pfedseq.model.task import ImageSource
+from pfedseq.model.image_source import ImageSource
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 
 
 @dataclass(frozen=True)
-class AuxiliaryImages:
+class AuxiliaryExamples:
     """Implements `federation.AuxiliaryTask`; teachers are adapters in the one backbone."""
 
     model: AdaptedModel
-    source: ImageSource
-    image_size: int
-    """The backbone's; smaller images are enlarged when they are read."""
+    read: Callable[[NDArray[np.int64]], Tensor]
+    """Examples as the first adapted layer sees them."""
+    count: int
     seed: int
 
     def batches(self, t: int, count: int, size: int) -> Iterator[Tensor]:
-        """Images as the first adapted layer sees them: whole shuffled passes, one after the other.
+        """Whole shuffled passes, one after the other.
 
-        All teachers and the student start from there, so what lies below is computed once.
+        All teachers and the student start from what is read, so what lies below is computed once.
         """
-        order, total = torch_generator(self.seed, "auxiliary", t), len(self.source.images.images)
-        passes = -(-count * size // total)
-        indices = torch.cat([torch.randperm(total, generator=order) for _ in range(passes)])
+        order = torch_generator(self.seed, "auxiliary", t)
+        passes = -(-count * size // self.count)
+        indices = torch.cat([torch.randperm(self.count, generator=order) for _ in range(passes)])
         for batch in indices[: count * size].split(size):
-            pixels = self.source.pixels(batch.numpy())
-            if pixels.shape[-1] != self.image_size:
-                pixels = interpolate(pixels, (self.image_size, self.image_size), mode="bilinear")
-            yield self.model.inputs(pixels)
+            yield self.read(batch.numpy())
 
     @torch.no_grad()
     def logits(self, phi: Params, batch: Tensor) -> Tensor:
@@ -50,3 +49,17 @@ class AuxiliaryImages:
         student = self.model.classify(head, self.model.features(adapter, batch))
         loss = kl_div(log_softmax(student, 1), softmax(teacher, 1), reduction="batchmean")
         return Params(*torch.autograd.grad(loss, (adapter, head)))
+
+
+def auxiliary_images(
+    model: AdaptedModel, source: ImageSource, image_size: int, seed: int
+) -> AuxiliaryExamples:
+    """Images that are enlarged to the backbone's size when they are read, if they are smaller."""
+
+    def read(indices: NDArray[np.int64]) -> Tensor:
+        pixels = source.pixels(indices)
+        if pixels.shape[-1] != image_size:
+            pixels = interpolate(pixels, (image_size, image_size), mode="bilinear")
+        return model.inputs(pixels)
+
+    return AuxiliaryExamples(model, read, len(source.images.images), seed)

@@ -2,20 +2,25 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import ViTConfig, ViTModel
 from transformers.utils import cached_file, logging
 
 from pfedseq.errors import InputError
 from pfedseq.hub_access import one_sentence_of_retries
+from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.model.adapters import VIT, Places
+from pfedseq.model.class_token import keep_class_token_only
+from pfedseq.model.encoder import Towers, same_weights
+from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.normalisation import (
     DEFAULT_MEAN,
     DEFAULT_STD,
@@ -25,6 +30,7 @@ from pfedseq.model.normalisation import (
     normalisation,
 )
 from pfedseq.model.registers import add_registers
+from pfedseq.model.stacked import StackedTower
 from pfedseq.model.timm_weights import (
     SUFFIXES,
     UNREADABLE,
@@ -34,6 +40,7 @@ from pfedseq.model.timm_weights import (
     read_timm_file,
     reason,
 )
+from pfedseq.model.tower import Tower
 from pfedseq.model.vit_naming import REGISTERS
 from pfedseq.seeding import seeded
 
@@ -86,6 +93,27 @@ class Backbone:
     def num_layers(self) -> int:
         """K, the number of transformer blocks."""
         return int(self.model.config.num_hidden_layers)
+
+    @property
+    def places(self) -> Places:
+        """Where adapters go."""
+        return VIT
+
+    def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
+        """Cut below layer `first`; the last block runs on the class token alone."""
+        plain = same_weights(self.model)
+        keep_class_token_only(plain)
+        adapted = same_weights(plain)
+        inject(adapted)
+        prefix = Tower(plain, 0, first) if first else None
+        return Towers(prefix, *(Tower(vit, first, self.num_layers) for vit in (plain, adapted)))
+
+    def stacked(
+        self, plain: nn.Module, adapter: AdapterConfig, layout: AdapterLayout
+    ) -> StackedTower:
+        """Several clients' features in one pass."""
+        assert isinstance(plain, Tower)
+        return StackedTower(plain, adapter, layout, self.num_layers)
 
 
 def load_backbone(

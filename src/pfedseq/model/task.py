@@ -1,52 +1,41 @@
-"""A client's objective on images: cross-entropy of the adapted ViT, its gradient and its score."""
+"""A client's objective: cross-entropy of the adapted model, its gradient and its score."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Protocol, TypeGuard
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
+from torch.nn.functional import cross_entropy
 
-from pfedseq.data.dataset import ClientData, ImageSet
+from pfedseq.data.dataset import ClientData
 from pfedseq.errors import InputError
 from pfedseq.federation import Answer, Batch, Hello, Part, Question, Score, Split
 from pfedseq.model.adapted import AdaptedModel
-from pfedseq.model.pixels import normalise
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 
 EVALUATION_BATCH = 128
-THUMBNAIL_SIZE = 32
-"""Pixels per side of the images that `Task.thumbnails` gives."""
 
 
-@dataclass(frozen=True)
-class ImageSource:
-    """Images and labels by index, normalised for the backbone when they are read."""
+class Examples(Protocol):
+    """A data set by index, as the adapted model reads it."""
 
-    images: ImageSet
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    device: torch.device
-    tokens: Callable[[NDArray], Tensor] | None = None  # type: ignore[type-arg]
-    """What the frozen layers below the first adapter make of images, where there are such."""
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """C of them."""
 
     def inputs(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
-        """What the adapted model starts from: tokens (B, T, F), or pixels (B, 3, S, S)."""
-        return self.pixels(indices) if self.tokens is None else self.tokens(indices)
-
-    def pixels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
-        """(B, 3, S, S), normalised."""
-        raw = torch.from_numpy(self.images.images[indices]).to(self.device)
-        return normalise(raw, self.mean, self.std)
+        """(B, …): what the adapted model starts from."""
 
     def labels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """(B,) class indices."""
-        return torch.from_numpy(self.images.labels[indices]).to(self.device)
+
+    def thumbnails(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
+        """(B, 3, 32, 32): small images, where the examples are images."""
 
 
 Keep = Callable[[Params], None]
@@ -57,13 +46,13 @@ def _no_place(phi: Params) -> None:
     raise InputError("this client was given no place to save its personal model to")
 
 
-class ImageTask:
+class ExampleTask:
     """L(D_i; φ) of one client in one round; implements `federation.Task`."""
 
     def __init__(
         self,
         model: AdaptedModel,
-        source: ImageSource,
+        source: Examples,
         data: ClientData,
         batch_size: int,
         order: torch.Generator,
@@ -87,7 +76,7 @@ class ImageTask:
 
     def hello(self) -> Hello:
         """How many examples each split has, and the names of the classes."""
-        data, names = self.data, self.source.images.class_names
+        data, names = self.data, self.source.class_names
         return Hello(len(data.train), len(data.validation), len(data.test), names)
 
     def save(self, phi: Params) -> None:
@@ -127,7 +116,7 @@ class ImageTask:
         is: there is little to win by stacking them.
         """
         answers: dict[int, Answer] = {}
-        stacked: dict[int, tuple[ImageTask, Params, Batch, Part]] = {}
+        stacked: dict[int, tuple[ExampleTask, Params, Batch, Part]] = {}
         for place, question in enumerate(questions):
             task, part = question.task, question.arguments[-1]
             if question.kind == "grad" and part != "head" and _can_be_stacked(task):
@@ -160,10 +149,9 @@ class ImageTask:
         return Score(correct / count, loss / count, len(indices))
 
     def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Images averaged down to (B, 3, 32, 32), and labels (B,)."""
+        """Small images (B, 3, 32, 32), and labels (B,)."""
         indices = self.data.train[batch.cpu().numpy()]
-        pixels, labels = self.source.pixels(indices), self.source.labels(indices)
-        return adaptive_avg_pool2d(pixels, THUMBNAIL_SIZE), labels
+        return self.source.thumbnails(indices), self.source.labels(indices)
 
     def _examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a batch, kept for when the same one is asked for again.
@@ -177,7 +165,7 @@ class ImageTask:
 
     @torch.no_grad()
     def _train_features(self, adapter: Tensor) -> Tensor:
-        """Features of all training images under a fixed θ, computed once and kept."""
+        """Features of all training examples under a fixed θ, computed once and kept."""
         if self._cached is None or not torch.equal(self._cached[0], adapter):
             features_of = self.model.merged(adapter)
             features = [
@@ -188,12 +176,12 @@ class ImageTask:
         return self._cached[1]
 
 
-def _can_be_stacked(task: object) -> TypeGuard[ImageTask]:
-    return isinstance(task, ImageTask) and task.model.stacked is not None
+def _can_be_stacked(task: object) -> TypeGuard[ExampleTask]:
+    return isinstance(task, ExampleTask) and task.model.stacked is not None
 
 
-def _gradients(asked: Sequence[tuple[ImageTask, Params, Batch, Part]]) -> list[Params]:
-    """What `ImageTask.grad` gives for each, by one pass through the backbone that they share."""
+def _gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> list[Params]:
+    """What `ExampleTask.grad` gives for each, by one pass through the backbone that they share."""
     if not asked:
         return []
     model = asked[0][0].model
@@ -220,18 +208,18 @@ def _gradients(asked: Sequence[tuple[ImageTask, Params, Batch, Part]]) -> list[P
 
 
 @dataclass(frozen=True)
-class ImageSite:
-    """Where client i's images lie; implements `federation.Site`."""
+class ExampleSite:
+    """Where client i's examples lie; implements `federation.Site`."""
 
     client: int
     model: AdaptedModel
-    source: ImageSource
+    source: Examples
     data: ClientData
     batch_size: int
     seed: int
     keep: Keep = _no_place
 
-    def task(self, t: int, step: str) -> ImageTask:
+    def task(self, t: int, step: str) -> ExampleTask:
         """The client's objective; its batch order depends on (seed, client, round, step) alone.
 
         A personal model may depend on batches drawn for it (Per-FedAvg's): evaluating and
@@ -242,6 +230,6 @@ class ImageSite:
             torch_generator(self.seed, what, self.client, t, purpose)
             for what in ("batches", "dropout")
         )
-        return ImageTask(
+        return ExampleTask(
             self.model, self.source, self.data, self.batch_size, order, dropout, self.keep
         )

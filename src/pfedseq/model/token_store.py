@@ -38,7 +38,7 @@ from pfedseq.data.dataset import ClientData
 from pfedseq.data.image_store import Report
 from pfedseq.errors import InputError
 from pfedseq.files import only_one_process, write_atomically
-from pfedseq.model.task import ImageSource
+from pfedseq.model.image_source import ImageSource
 from pfedseq.model.tower import Tower, fingerprint
 
 FORMAT = 1

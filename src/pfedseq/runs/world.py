@@ -12,7 +12,7 @@ import torch
 
 from pfedseq.config import Config, RunConfig, TrainingConfig
 from pfedseq.data.auxiliary import load_auxiliary
-from pfedseq.data.dataset import FederatedData
+from pfedseq.data.dataset import FederatedData, ImageSet, TextSet
 from pfedseq.data.loading import load_data, remarks
 from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.cohort import automatic_cohort
@@ -24,10 +24,12 @@ from pfedseq.errors import InputError
 from pfedseq.federation import Clients, Server, Setup
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
-from pfedseq.model.auxiliary import AuxiliaryImages
+from pfedseq.model.auxiliary import AuxiliaryExamples, auxiliary_images
 from pfedseq.model.backbone import Backbone, check_image_size, load_backbone
+from pfedseq.model.image_source import ImageSource
 from pfedseq.model.personal import save_personal_model
-from pfedseq.model.task import ImageSite, ImageSource
+from pfedseq.model.task import Examples, ExampleSite
+from pfedseq.model.text import NO_THUMBNAILS, TextSource, load_text_encoder, save_text_model
 from pfedseq.model.token_store import with_tokens
 from pfedseq.params import Params
 from pfedseq.runs.identity import MadeWith, made_with
@@ -42,24 +44,33 @@ class World:
     config: Config
     data: FederatedData
     model: AdaptedModel
-    sites: tuple[ImageSite, ...]
+    sites: tuple[ExampleSite, ...]
     notes: tuple[str, ...] = ()
     """What the user should know of the data and the backbone."""
 
     @classmethod
     def build(cls, config: Config) -> World:
         """Load data and backbone; everything is a function of the config and its seed."""
-        check_image_size(config.model.backbone, config.data.image_size)
+        methods = [find_method(name) for name in config.run.methods]
+        if config.data.name == "text" and any(method.needs_thumbnails for method in methods):
+            raise InputError(NO_THUMBNAILS)
+        if config.data.name != "text":
+            check_image_size(config.model.backbone, config.data.image_size)
         data = load_data(config.data, config.run.seed)
-        backbone, model = load_model(config, len(data.images.class_names))
-        source = image_source(config, data, backbone, model)
+        notes = [*data.examples.notes, *remarks(data)]
+        source: Examples
+        if isinstance(data.examples, TextSet):
+            model, source = load_text_model(config, data.examples)
+        else:
+            backbone, model = load_model(config, len(data.examples.class_names))
+            source = image_source(config, data, backbone, model)
+            notes += [backbone.note] if backbone.note else []
         sites = tuple(
-            ImageSite(i, model, source, client, config.training.batch_size, config.run.seed)
+            ExampleSite(i, model, source, client, config.training.batch_size, config.run.seed)
             for i, client in enumerate(data.clients)
         )
-        notes = (*data.images.notes, *remarks(data), *([backbone.note] if backbone.note else []))
-        world = cls(config, data, model, sites, notes)
-        if any(find_method(name).needs_auxiliary for name in config.run.methods):
+        world = cls(config, data, model, sites, tuple(notes))
+        if any(method.needs_auxiliary for method in methods):
             _ = world.auxiliary  # what is missing is better missed now than after other methods
         return world
 
@@ -80,16 +91,23 @@ class World:
     def written_out(self, config: Config) -> Config:
         """A config of this world with the normalisation that its backbone really gets."""
         source = self.sites[0].source
+        if not isinstance(source, ImageSource):
+            return config
         used = config.model.model_copy(update={"mean": source.mean, "std": source.std})
         return config.model_copy(update={"model": used})
 
     @cached_property
-    def auxiliary(self) -> AuxiliaryImages:
-        """Unlabelled images, loaded when a method first needs them."""
-        size, seed = self.config.data.image_size, self.config.run.seed
-        images = load_auxiliary(self.config.auxiliary, size, seed)
-        source = replace(self.sites[0].source, images=images, tokens=None)
-        return AuxiliaryImages(self.model, source, size, seed)
+    def auxiliary(self) -> AuxiliaryExamples:
+        """Unlabelled examples, loaded when a method first needs them."""
+        section, seed = self.config.auxiliary, self.config.run.seed
+        source, model = self.sites[0].source, self.model
+        if isinstance(source, TextSource):
+            texts = source.auxiliary(section, seed)
+            return AuxiliaryExamples(model, texts.inputs, len(texts.tokens), seed)
+        assert isinstance(source, ImageSource)
+        size = self.config.data.image_size
+        images = load_auxiliary(section, size, seed)
+        return auxiliary_images(model, replace(source, images=images, tokens=None), size, seed)
 
     def made_with(self, name: str) -> MadeWith:
         """What a method's numbers depend on, for its checkpoints."""
@@ -140,18 +158,22 @@ class World:
         )
         return method.server(options, setup), clients
 
-    def _site(self, i: int, place: Path, method: str) -> ImageSite:
+    def _site(self, i: int, place: Path, method: str) -> ExampleSite:
         """Client i's site, which saves its personal model to the folder `place`."""
-        images, client = self.data.images, self.data.clients[i]
+        examples, client = self.data.examples, self.data.clients[i]
         about = {"client": client.name, "number": i, "method": method}
 
         def keep(phi: Params) -> None:
+            names = examples.class_names
+            if isinstance(examples, TextSet):
+                save_text_model(place, self.model, phi, self.config.model.backbone, names)
+                return
             save_personal_model(
                 place,
                 self.model,
                 phi,
-                images.class_names,
-                images.window,
+                names,
+                examples.window,
                 **about,
                 num_train=len(client.train),
             )
@@ -173,11 +195,21 @@ def load_model(config: Config, num_classes: int) -> tuple[Backbone, AdaptedModel
 def image_source(
     config: Config, data: FederatedData, backbone: Backbone, model: AdaptedModel
 ) -> ImageSource:
-    """The data as the adapted layers read them."""
-    source = ImageSource(data.images, backbone.mean, backbone.std, model.device)
+    """The images as the adapted layers read them."""
+    assert isinstance(data.examples, ImageSet)
+    source = ImageSource(data.examples, backbone.mean, backbone.std, model.device)
     if model.prefix is None:
         return source
     return with_tokens(source, model.prefix, data.clients, config.model.tokens, config.data.store)
+
+
+def load_text_model(config: Config, texts: TextSet) -> tuple[AdaptedModel, TextSource]:
+    """The adapted BERT and what it reads."""
+    device = pick_device(config.engine.device)
+    encoder = load_text_encoder(config.model.backbone)
+    encoder.model.to(device)
+    model = AdaptedModel(encoder, config.adapter, len(texts.class_names), config.run.seed)
+    return model, TextSource.of(texts, encoder, config.data.max_tokens, device)
 
 
 def pick_device(wanted: str) -> torch.device:

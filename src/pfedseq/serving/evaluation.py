@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
 from pfedseq.config import load_config
+from pfedseq.data.dataset import ImageSet
 from pfedseq.data.folder import open_folder
 from pfedseq.data.image_store import Report, silent
 from pfedseq.data.loading import load_data
@@ -108,7 +109,9 @@ class OwnTestImages:
     def evaluate(self, model: PersonalModel, client: str, report: Report = silent) -> Evaluation:
         """Score a client's model on its own test images."""
         (indices,) = [c.test for c in self.data.clients if c.name == client]
-        images = self.data.images
+        images = self.data.examples
+        if not isinstance(images, ImageSet):
+            raise InputError("the run was made on texts: its own evaluation is in summary.json")
         return _evaluate(model, iter(images.images[indices]), images.labels[indices], report)
 
 

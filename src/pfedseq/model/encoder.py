@@ -1,0 +1,57 @@
+"""What the adapted model needs of a frozen transformer, whatever it reads: images or texts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+from torch import nn
+
+from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.model.adapters import Places
+from pfedseq.model.layout import AdapterLayout
+from pfedseq.model.stacked import StackedTower
+from pfedseq.model.tower import Tower
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Towers(NamedTuple):
+    """A transformer cut below its first adapted layer; the upper part is there twice."""
+
+    prefix: Tower | None
+    """Inputs ↦ what the first adapted layer is given; None where the upper part takes inputs."""
+    plain: nn.Module
+    """… ↦ features (B, F), without adapters."""
+    adapted: nn.Module
+    """The same with adapters in it."""
+
+
+class Encoder(Protocol):
+    """A frozen transformer of K layers that makes a feature vector of every example."""
+
+    @property
+    def places(self) -> Places:
+        """Where adapters go."""
+
+    @property
+    def feature_dim(self) -> int:
+        """F, the length of a feature vector."""
+
+    @property
+    def num_layers(self) -> int:
+        """K, the number of transformer blocks."""
+
+    def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
+        """Cut below layer `first`; `inject` puts adapters into a module, in place."""
+
+    def stacked(
+        self, plain: nn.Module, adapter: AdapterConfig, layout: AdapterLayout
+    ) -> StackedTower | None:
+        """Several clients' features in one pass, where it can be done."""
+
+
+def same_weights(module: Module) -> Module:
+    """A copy of the modules around the very same parameters."""
+    return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})

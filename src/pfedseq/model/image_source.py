@@ -1,0 +1,51 @@
+"""Images by index, as the adapted model reads them; implements `task.Examples`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from pfedseq.data.dataset import ImageSet
+from pfedseq.model.pixels import normalise
+
+THUMBNAIL_SIZE = 32
+"""Pixels per side of what `thumbnails` gives."""
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Images and labels by index, normalised for the backbone when they are read."""
+
+    images: ImageSet
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    device: torch.device
+    tokens: Callable[[NDArray], Tensor] | None = None  # type: ignore[type-arg]
+    """What the frozen layers below the first adapter make of images, where there are such."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """C of them."""
+        return self.images.class_names
+
+    def inputs(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
+        """What the adapted model starts from: tokens (B, T, F), or pixels (B, 3, S, S)."""
+        return self.pixels(indices) if self.tokens is None else self.tokens(indices)
+
+    def pixels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
+        """(B, 3, S, S), normalised."""
+        raw = torch.from_numpy(self.images.images[indices]).to(self.device)
+        return normalise(raw, self.mean, self.std)
+
+    def labels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
+        """(B,) class indices."""
+        return torch.from_numpy(self.images.labels[indices]).to(self.device)
+
+    def thumbnails(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
+        """Images averaged down to (B, 3, 32, 32)."""
+        return adaptive_avg_pool2d(self.pixels(indices), THUMBNAIL_SIZE)
