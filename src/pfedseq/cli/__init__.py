@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pfedseq import __version__
-from pfedseq.cli import data, experiments, lists, models, run, serve
+from pfedseq.cli import data, experiments, lists, models, page, run, serve
 from pfedseq.cli.options import EXIT_BAD_INPUT
 from pfedseq.errors import InputError
 
@@ -29,6 +29,7 @@ for command in (
     models.export,
     serve.serve,
     experiments.reproduce,
+    page.report,
     lists.methods,
     lists.datasets,
     lists.presets,

@@ -1,0 +1,38 @@
+"""`pfedseq report`: one HTML page about runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN…", help="Folders of runs, of a comparison or of tables."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The page; default report.html in the first folder.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+) -> None:
+    """Make one self-contained HTML page: tables, curves, clients, costs, and where ξ came from.
+
+    It opens from disk and needs no network. Runs that are not finished are shown as far as they
+    are.
+
+    Examples:
+
+    - `pfedseq report runs/demo-20250101-120000`
+
+    - `pfedseq report runs/compare-demo --out demo.html`
+    """
+    from pfedseq.report.console import console
+    from pfedseq.report.page import write_page
+    from pfedseq.words import size
+
+    page = out or folders[0] / "report.html"
+    write_page(folders, page, title)
+    console.print(f"{page}  [dim]{size(page.stat().st_size)}[/dim]", soft_wrap=True)

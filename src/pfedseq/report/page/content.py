@@ -1,0 +1,289 @@
+"""All that the page shows, gathered from the folders of runs as plain JSON values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from pfedseq import __version__
+from pfedseq.config import Config, load_config
+from pfedseq.errors import InputError
+from pfedseq.experiments.statistics import MeanStd, paired_interval
+from pfedseq.methods import METHODS
+from pfedseq.report.page.origins import calibration_origins
+from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.records import MethodSummary, RoundRecord, evaluated, summarise_run
+
+MOST_CELLS = 60_000
+"""Of the heat maps of clients × rounds together: beyond that, rounds are left out evenly."""
+REFERENCES = ("local", "fedrep", "fedavg")
+"""Whom a personal model should not fall behind: alone, the mean adapter, the mean model."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method of one run."""
+
+    folder: RunFolder
+    config: Config
+    method: str
+    label: str
+    """What tells it from the page's other runs: the method, or its place in a sweep."""
+    records: Sequence[RoundRecord]
+    summary: MethodSummary
+    data: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """The run's."""
+        return self.config.run.seed
+
+
+def page_content(folders: Sequence[Path]) -> dict[str, Any]:
+    """A board for every data set among the runs."""
+    runs = [run for place in folders for run in _find_runs(place)]
+    if not runs:
+        raise InputError(f"no finished rounds in {', '.join(map(str, folders))}")
+    boards: dict[str, list[Run]] = {}
+    for run in runs:
+        boards.setdefault(_data_of(run), []).append(run)
+    cells = sum(len(r.data["clients"]) * len(evaluated(r.records)) for r in runs)
+    stride = max(1, -(-cells // MOST_CELLS))
+    return {
+        "version": __version__,
+        "boards": [_board(name, found, stride) for name, found in boards.items()],
+    }
+
+
+def _find_runs(place: Path) -> list[Run]:
+    """The runs in a folder, or in the folders below it, as a sweep leaves them."""
+    if not place.is_dir():
+        raise InputError(f"{place} is not a folder of runs")
+    configs = [place / "config.toml"] if (place / "config.toml").exists() else []
+    configs = configs or sorted(place.rglob("config.toml"))
+    found = []
+    for path in configs:
+        folder = RunFolder(path.parent)
+        data = folder.read_data()
+        if data is None:
+            continue
+        config = load_config(path)
+        for method, records in folder.by_method().items():
+            if not evaluated(records):
+                continue
+            below = path.parent.relative_to(place).parts
+            arm = next((p for p in below if p == method or p.startswith(f"{method}-")), method)
+            summary = summarise_run(_until_evaluated(records))
+            found.append(Run(folder, config, method, arm, records, summary, data))
+    return found
+
+
+def _until_evaluated(records: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """Without rounds after the last evaluation, which a run that goes on may have."""
+    last = max(number for number, record in enumerate(records) if record.scores is not None)
+    return list(records[: last + 1])
+
+
+def _data_of(run: Run) -> str:
+    """What runs on one board have in common: the data set, and how it was dealt."""
+    data = run.config.data
+    dealt = data.partition if data.partition != "dirichlet" else f"Dir({data.alpha:g})"
+    return f"{run.data['data']}, {dealt}, {len(run.data['clients'])} clients"
+
+
+def _board(name: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
+    lines: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (list(METHODS).index(run.method), run.label)):
+        lines.setdefault(run.label, []).append(run)
+    first = runs[0]
+    reference = "pfedseq" if "pfedseq" in lines else next(iter(lines))
+    return {
+        "name": name,
+        "clients": [client["name"] for client in first.data["clients"]],
+        "sizes": [len(client["train"]) for client in first.data["clients"]],
+        "images": first.data["num_images"],
+        "classes": first.data["class_names"],
+        "notes": first.data.get("notes", []),
+        "reference": reference,
+        "lines": [_line(label, found, stride) for label, found in lines.items()],
+        "leads": _leads(lines, reference),
+        "behind": _behind(lines),
+        "origins": _origins(lines),
+        "config": first.folder.config.read_text(encoding="utf-8"),
+        "environment": _environment(first.folder),
+    }
+
+
+def _origins(lines: Mapping[str, Sequence[Run]]) -> dict[str, Any] | None:
+    """Where the calibrations of pFedSeq's first run came from, or why that cannot be told."""
+    if "pfedseq" not in lines:
+        return None
+    try:
+        return calibration_origins(lines["pfedseq"][0].folder)
+    except InputError as problem:
+        return {"problem": str(problem)}
+
+
+def _title(label: str) -> str:
+    method = next((m for m in METHODS if label == m or label.startswith(f"{m}-")), label)
+    title = METHODS[method].title if method in METHODS else method
+    return title + label.removeprefix(method).replace("-", " ", 1)
+
+
+def _line(label: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
+    """One method: its curve over seeds, and each seed's clients."""
+    scored = [dict(evaluated(run.records)) for run in runs]
+    rounds = sorted(set.intersection(*map(set, scored)))
+    means = [[of_seed[t].client_mean for of_seed in scored] for t in rounds]
+    summaries = [run.summary for run in runs]
+    total = sum(s.rounds for s in summaries)
+
+    def scores(field: str) -> list[float]:
+        value = MeanStd.of([getattr(s, field) for s in summaries])
+        return [_points(value.mean), _points(value.std)]
+
+    validated = [s.best_on_validation for s in summaries if s.best_on_validation is not None]
+    return {
+        "label": label,
+        "title": _title(label),
+        "method": runs[0].method,
+        "seeds": [run.seed for run in runs],
+        "rounds": rounds,
+        "mean": [_points(fmean(m)) for m in means],
+        "low": [_points(min(m)) for m in means],
+        "high": [_points(max(m)) for m in means],
+        "scores": {
+            "client_mean": scores("client_mean"),
+            "sample_weighted": scores("sample_weighted"),
+            "worst_client": scores("worst_client"),
+            "bottom_decile": scores("bottom_decile"),
+            "best_on_validation": [_points(fmean(b.client_mean for b in validated))]
+            if validated
+            else None,
+            "best_on_test": [
+                _points(fmean(s.best_on_test_optimistic.client_mean for s in summaries))
+            ],
+            "spread": _points(fmean(pstdev(s.test_accuracy) for s in summaries)),
+            "best_client": _points(fmean(max(s.test_accuracy) for s in summaries)),
+        },
+        "seconds": round(
+            sum(s.cost.client_seconds + s.cost.server_seconds for s in summaries) / total, 4
+        ),
+        "bytes": sum(s.cost.bytes_up + s.cost.bytes_down for s in summaries) / len(summaries),
+        "planned": runs[0].config.run.rounds,
+        "runs": [_seed(run, stride) for run in runs],
+    }
+
+
+def _seed(run: Run, stride: int) -> dict[str, Any]:
+    """One seed's clients by round, its costs by round, and what its server noted."""
+    scored = evaluated(run.records)
+    kept = scored[::-1][::stride][::-1]  # the last round always
+    num_clients = len(run.data["clients"])
+
+    def cells(scores: Any) -> list[int | None]:
+        row: list[int | None] = [None] * num_clients
+        for i, accuracy in zip(scores.clients, scores.test_accuracy, strict=True):
+            row[i] = round(1000 * accuracy)
+        return row
+
+    seconds = accumulate(r.cost.client_seconds + r.cost.server_seconds for r in run.records)
+    return {
+        "seed": run.seed,
+        "rounds": [t for t, _ in kept],
+        "cells": [cells(scores) for _, scores in kept],
+        "clock": [round(s, 2) for s in seconds],
+        **_extras(run),
+    }
+
+
+def _extras(run: Run) -> dict[str, Any]:
+    """What only some methods and engines write to metrics.jsonl: sizes by layer, absent clients."""
+    absent: list[list[Any]] = []
+    sizes: dict[str, list[Any]] = {}
+    rounds = []
+    for line in run.folder.metrics.read_text(encoding="utf-8").splitlines():
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError:
+            break  # a last line that a crash cut off
+        if values.get("method") != run.method:
+            continue
+        if values.get("absent"):
+            absent.append([values["round"], values["absent"]])
+        if isinstance(values.get("server"), dict):
+            rounds.append(values["round"])
+            for name, by_layer in values["server"].items():
+                sizes.setdefault(name, []).append(by_layer)
+    return {"absent": absent, "server": {"rounds": rounds, "sizes": sizes} if rounds else None}
+
+
+def _leads(lines: Mapping[str, Sequence[Run]], reference: str) -> list[dict[str, Any]]:
+    """The reference method minus each other one, paired by client and seed."""
+    ours = {run.seed: run.summary.test_accuracy for run in lines[reference]}
+    leads = []
+    for label, runs in lines.items():
+        theirs = {run.seed: run.summary.test_accuracy for run in runs}
+        both = sorted(ours.keys() & theirs.keys())
+        if label == reference or not both:
+            continue
+        found = paired_interval([ours[s] for s in both], [theirs[s] for s in both])
+        leads.append(
+            {
+                "title": _title(label),
+                "seeds": len(both),
+                **{
+                    key: None if value is None else _points(value)
+                    for key, value in vars(found).items()
+                },
+            }
+        )
+    return leads
+
+
+def _behind(lines: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+    """Each client whom some method serves worse than Local or the mean, at the last round."""
+    found = []
+    for label, runs in lines.items():
+        for other in REFERENCES:
+            if other == label or label in REFERENCES or other not in lines:
+                continue
+            theirs = {run.seed: run for run in lines[other]}
+            for run in runs:
+                if run.seed not in theirs:
+                    continue
+                pairs = zip(
+                    run.data["clients"],
+                    run.summary.test_accuracy,
+                    theirs[run.seed].summary.test_accuracy,
+                    strict=True,
+                )
+                found += [
+                    {
+                        "title": _title(label),
+                        "than": _title(other),
+                        "seed": run.seed,
+                        "client": client["name"],
+                        "ours": _points(mine),
+                        "theirs": _points(reference),
+                    }
+                    for client, mine, reference in pairs
+                    if mine < reference
+                ]
+    return sorted(found, key=lambda entry: entry["ours"] - entry["theirs"])
+
+
+def _environment(folder: RunFolder) -> str:
+    """What the run wrote down of the machine and the versions, where it did."""
+    path = folder.path / "environment.json"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _points(value: float) -> float:
+    """In percent, as precise as anybody reads it."""
+    return round(100 * value, 3)

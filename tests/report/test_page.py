@@ -1,0 +1,247 @@
+"""The report page: what it holds, and that a real browser shows it."""
+
+import json
+import shutil
+
+import pytest
+
+from pfedseq.config import dump_config, make_config
+from pfedseq.errors import InputError
+from pfedseq.experiments.statistics import mean_interval
+from pfedseq.report.page import as_script, write_page
+from pfedseq.report.page.content import page_content
+from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.records import Cost, RoundRecord, Scores
+from pfedseq.runs.run import run
+
+NASTY = "<script>document.title='hacked'</script>"
+CLIENTS = [NASTY, "São Paulo", "</script><b>bold", "north"]
+METHODS = ["pfedseq", "local", "fedavg", "fedrep"]
+HERE = {"pfedseq": 0.05, "local": 0.0, "fedavg": -0.1, "fedrep": 0.02}
+
+
+def scores(accuracies):
+    return Scores(
+        client_mean=sum(accuracies) / len(accuracies),
+        sample_weighted=accuracies[0],
+        worst_client=min(accuracies),
+        bottom_decile=min(accuracies),
+        validation_mean=None,
+        test_loss_mean=1.0,
+        clients=tuple(range(len(accuracies))),
+        test_accuracy=tuple(accuracies),
+        test_loss=(1.0,) * len(accuracies),
+        validation_accuracy=(None,) * len(accuracies),
+        validation_loss=(None,) * len(accuracies),
+    )
+
+
+def accuracy(method, seed, i, t):
+    return 0.4 + 0.02 * t + 0.03 * i + HERE[method] + 0.01 * seed * (i % 2)
+
+
+def fill(folder, seed, rounds=6, clients=CLIENTS):
+    """A run of four methods with invented numbers, evaluated every second round."""
+    config = make_config({"run": {"rounds": rounds, "seed": seed, "methods": METHODS}})
+    made = RunFolder.create(folder, dump_config(config))
+    held = [
+        {"name": n, "train": list(range(9 + i)), "validation": [], "test": [1]}
+        for i, n in enumerate(clients)
+    ]
+    data = {"data": "tiles", "num_images": 99, "class_names": [NASTY, "cat"], "clients": held}
+    made.partition.write_text(json.dumps(data))
+    for method in METHODS:
+        for t in range(1, rounds + 1):
+            seen = [accuracy(method, seed, i, t) for i in range(len(clients))]
+            cost = Cost(1000, 2000, 1.5, 0.5, 9.0)
+            made.append(RoundRecord(method, t, scores(seen) if t % 2 == 0 else None, cost))
+    made.write_summary()
+    return made
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for seed in (0, 1):
+        fill(tmp_path / f"seed_{seed}", seed)
+    return tmp_path
+
+
+def test_the_content_is_that_of_the_runs(runs):
+    (board,) = page_content([runs])["boards"]
+    assert board["clients"] == CLIENTS
+    assert [line["label"] for line in board["lines"]] == METHODS
+    local = board["lines"][1]
+    assert (local["rounds"], local["seeds"]) == ([2, 4, 6], [0, 1])
+    by_hand = [[accuracy("local", s, i, 6) for i in range(4)] for s in (0, 1)]
+    means = [sum(row) / 4 for row in by_hand]
+    assert local["mean"][-1] == pytest.approx(100 * sum(means) / 2, abs=2e-3)
+    assert (local["low"][-1], local["high"][-1]) == pytest.approx(
+        (100 * means[0], 100 * means[1]), abs=2e-3
+    )
+    assert local["runs"][1]["cells"][-1] == [round(1000 * a) for a in by_hand[1]]
+    assert (local["seconds"], local["bytes"]) == (2.0, 18_000)
+
+
+def test_leads_are_of_pfedseq_and_paired(runs):
+    (board,) = page_content([runs])["boards"]
+    lead = next(lead for lead in board["leads"] if lead["title"] == "FedAvg")
+    expected = mean_interval([[15.0] * 4] * 2)
+    assert (lead["mean"], lead["low"], lead["seeds"]) == (expected.mean, expected.low, 2)
+    assert "pFedSeq" not in [lead["title"] for lead in board["leads"]]
+
+
+def test_clients_served_worse_are_named(tmp_path):
+    """pFedSeq loses to FedRep nowhere; after a dent at one client of seed 0, just there."""
+    made = fill(tmp_path / "run", 0)
+    assert page_content([tmp_path])["boards"][0]["behind"] == []
+    lines = made.metrics.read_text().splitlines()
+    dented = json.loads(lines[5])
+    assert (dented["method"], dented["round"]) == ("pfedseq", 6)
+    dented["test_accuracy"][3] = 0.1
+    made.metrics.write_text("\n".join([*lines[:5], json.dumps(dented), *lines[6:]]) + "\n")
+    found = page_content([tmp_path])["boards"][0]["behind"]
+    assert {(b["client"], b["title"], b["ours"]) for b in found} == {("north", "pFedSeq", 10.0)}
+    assert [b["than"] for b in found] == ["FedRep", "Local", "FedAvg"]  # the largest loss first
+
+
+def test_a_name_cannot_leave_its_place(runs, tmp_path):
+    page = tmp_path / "page.html"
+    write_page([runs], page)
+    text = page.read_text()
+    assert NASTY not in text
+    assert "<b>bold" not in text
+    assert json.loads(as_script({"a": NASTY})) == {"a": NASTY}
+    assert page.stat().st_size < 2_000_000
+    assert "https://" not in text.split("<script>")[0]
+
+
+def test_a_large_table_stays_under_two_megabytes(tmp_path):
+    for seed in range(3):
+        fill(tmp_path / f"seed_{seed}", seed, rounds=60, clients=[f"c{n:03d}" for n in range(200)])
+    write_page([tmp_path], tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size < 2_000_000
+    (board,) = page_content([tmp_path])["boards"]
+    assert board["lines"][0]["runs"][0]["rounds"][-1] == 60  # the last round is never left out
+    assert len(board["lines"][0]["rounds"]) == 30  # curves keep all
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no finished rounds"):
+        write_page([tmp_path], tmp_path / "page.html")
+    with pytest.raises(InputError, match="is not a folder"):
+        write_page([tmp_path / "gone"], tmp_path / "page.html")
+
+
+def test_origins_come_from_the_checkpoint_alone(tmp_path):
+    """No data, no backbone: the account of a real run's last ξ sums to one for every client."""
+    config = make_config(
+        {
+            "run": {"rounds": 3, "methods": ["pfedseq"], "checkpoint_every": 1},
+            "data": {"name": "digits", "num_clients": 3, "max_images_per_client": 16},
+            "training": {"lr": 0.02, "batch_size": 8},
+            "methods": {"pfedseq": {"warmup_rounds": 1}},
+        }
+    )
+    run(config, tmp_path / "run")
+    (board,) = page_content([tmp_path])["boards"]
+    found = board["origins"]
+    assert (found["round"], found["rounds"]) == (3, [1, 2, 3])
+    for row, by_round in zip(found["by_client"], found["by_round"], strict=True):
+        assert sum(row) == pytest.approx(1, abs=0.01)
+        assert sum(by_round) == pytest.approx(1, abs=0.01)
+    checkpoint = tmp_path / "run" / "checkpoints" / "pfedseq.safetensors"
+    checkpoint.write_bytes(b"not a checkpoint")
+    assert "not readable" in page_content([tmp_path])["boards"][0]["origins"]["problem"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("there is no chromium or no chromedriver here")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for flag in (
+        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run"),
+        *("disable-background-networking", "disable-component-update", "disable-sync"),
+        *("disable-dev-shm-usage", "window-size=1200,900"),
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService(driver)) as opened:
+        yield opened
+
+
+def visible_text(browser, selector):
+    return [e.text for e in browser.find_elements("css selector", selector)]
+
+
+def test_a_browser_shows_it_without_an_error(browser, runs, tmp_path):
+    page = tmp_path / "page.html"
+    write_page([runs], page, title="Tiles")
+    browser.get(page.as_uri())
+    assert browser.title == "Tiles"  # no name of the data has run as a script
+    rows = visible_text(browser, "#scoreboard tr")
+    assert rows[1].startswith("pFedSeq 61")
+    for chart in ("curves", "leads", "bars", "heat", "fair", "cost-seconds", "cost-bytes"):
+        assert browser.find_elements("css selector", f"#{chart} svg path"), chart
+    assert browser.find_element("id", "sizes-section").is_displayed() is False
+    assert NASTY in browser.find_element("id", "data").get_attribute("textContent")
+    labels = [
+        e.get_attribute("textContent") for e in browser.find_elements("css selector", "#bars text")
+    ]
+    assert "<script>document.titl…" in labels
+    assert "bold" not in visible_text(browser, "b")  # `<b>bold` stayed text
+    assert [m for m in browser.get_log("browser") if m["level"] in ("SEVERE", "WARNING")] == []
+
+
+def test_the_switches_work(browser, runs, tmp_path):
+    page = tmp_path / "page.html"
+    write_page([runs], page)
+    browser.get(page.as_uri())
+
+    def shown():
+        return browser.execute_script(
+            "const o = charts.get('curves').getOption().legend[0].selected;"
+            "return board.lines.filter((l) => o[l.title]).map((l) => l.title)"
+        )
+
+    assert shown() == ["pFedSeq", "Local", "FedAvg", "FedRep"]
+    browser.find_element("id", "none").click()
+    assert shown() == ["pFedSeq"]
+    name = next(
+        e for e in browser.find_elements("css selector", "#curves text") if e.text == "FedAvg"
+    )
+    name.click()
+    assert shown() == ["pFedSeq", "FedAvg"]
+    browser.find_element("id", "all").click()
+    assert len(shown()) == 4
+
+    before = browser.find_element("id", "bars").get_attribute("innerHTML")
+    browser.execute_script(
+        "const s = document.getElementById('client-method'); s.value = 'fedavg';"
+        "s.dispatchEvent(new Event('change'))"
+    )
+    assert browser.find_element("id", "bars").get_attribute("innerHTML") != before
+
+    def paper():
+        return browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+
+    light = paper()
+    browser.find_element("id", "theme").click()
+    assert paper() != light
+
+
+def test_it_fits_a_phone(browser, runs, tmp_path):
+    page = tmp_path / "page.html"
+    write_page([runs], page)
+    browser.set_window_size(500, 900)  # as narrow as Chromium's window gets
+    try:
+        browser.get(page.as_uri())
+        widths = browser.execute_script(
+            "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
+        assert widths[0] <= widths[1]  # nothing to scroll sideways
+    finally:
+        browser.set_window_size(1200, 900)
