@@ -90,6 +90,16 @@ def test_leads_are_of_pfedseq_and_paired(runs):
     assert "pFedSeq" not in [lead["title"] for lead in board["leads"]]
 
 
+def test_a_run_that_goes_on_is_compared_with_nobody(tmp_path):
+    """FedAvg is at round 4 of 6: its curve is shown, but round 4 is not held against round 6."""
+    made = fill(tmp_path / "run", 0)
+    made.keep_records(lambda record: record.method != "fedavg" or record.round <= 4)
+    (board,) = page_content([tmp_path])["boards"]
+    fedavg = board["lines"][2]
+    assert (fedavg["label"], fedavg["rounds"], fedavg["planned"]) == ("fedavg", [2, 4], 6)
+    assert [lead["title"] for lead in board["leads"]] == ["Local", "FedRep"]
+
+
 def test_clients_served_worse_are_named(tmp_path):
     """pFedSeq loses to FedRep nowhere; after a dent at one client of seed 0, just there."""
     made = fill(tmp_path / "run", 0)
@@ -236,12 +246,11 @@ def test_the_switches_work(browser, runs, tmp_path):
 def test_it_fits_a_phone(browser, runs, tmp_path):
     page = tmp_path / "page.html"
     write_page([runs], page)
-    browser.set_window_size(500, 900)  # as narrow as Chromium's window gets
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
         browser.get(page.as_uri())
-        widths = browser.execute_script(
-            "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-        )
-        assert widths[0] <= widths[1]  # nothing to scroll sideways
+        wide = "return [innerWidth, document.documentElement.scrollWidth]"
+        assert browser.execute_script(wide) == [390, 390]  # nothing to scroll or zoom
     finally:
-        browser.set_window_size(1200, 900)
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

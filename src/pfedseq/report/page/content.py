@@ -43,6 +43,11 @@ class Run:
         """The run's."""
         return self.config.run.seed
 
+    @property
+    def moment(self) -> tuple[int, int]:
+        """Seed and last evaluated round: only runs that share both are fair to compare."""
+        return self.seed, self.summary.rounds
+
 
 def page_content(folders: Sequence[Path]) -> dict[str, Any]:
     """A board for every data set among the runs."""
@@ -225,10 +230,10 @@ def _extras(run: Run) -> dict[str, Any]:
 
 def _leads(lines: Mapping[str, Sequence[Run]], reference: str) -> list[dict[str, Any]]:
     """The reference method minus each other one, paired by client and seed."""
-    ours = {run.seed: run.summary.test_accuracy for run in lines[reference]}
+    ours = {run.moment: run.summary.test_accuracy for run in lines[reference]}
     leads = []
     for label, runs in lines.items():
-        theirs = {run.seed: run.summary.test_accuracy for run in runs}
+        theirs = {run.moment: run.summary.test_accuracy for run in runs}
         both = sorted(ours.keys() & theirs.keys())
         if label == reference or not both:
             continue
@@ -253,14 +258,14 @@ def _behind(lines: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
         for other in REFERENCES:
             if other == label or label in REFERENCES or other not in lines:
                 continue
-            theirs = {run.seed: run for run in lines[other]}
+            theirs = {run.moment: run for run in lines[other]}
             for run in runs:
-                if run.seed not in theirs:
+                if run.moment not in theirs:
                     continue
                 pairs = zip(
                     run.data["clients"],
                     run.summary.test_accuracy,
-                    theirs[run.seed].summary.test_accuracy,
+                    theirs[run.moment].summary.test_accuracy,
                     strict=True,
                 )
                 found += [

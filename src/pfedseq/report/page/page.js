@@ -48,7 +48,7 @@ function draw(id, option, height) {
   if (!charts.has(id)) charts.set(id, echarts.init(place, null, { renderer: "svg" }));
   const chart = charts.get(id);
   chart.resize();
-  chart.setOption(Object.assign({ animation: false, textStyle: { fontFamily: "inherit" } }, option), true);
+  chart.setOption(Object.assign({ animation: false, textStyle: { fontFamily: "system-ui, sans-serif" } }, option), true);
   return chart;
 }
 
@@ -94,7 +94,7 @@ function showHead() {
 function showScoreboard() {
   const columns = [["client mean", "client_mean"], ["by samples", "sample_weighted"],
     ["worst client", "worst_client"], ["bottom decile", "bottom_decile"],
-    ["best on validation", "best_on_validation"], ["best on test", "best_on_test"]];
+    ["best on validation", "best_on_validation"], ["best on test*", "best_on_test"]];
   const head = element("tr");
   head.append(element("th", "method"));
   for (const [title, key] of columns) head.append(element("th", title, key === "best_on_test" ? "optimistic" : ""));
@@ -139,10 +139,11 @@ function showCurves() {
   const shown = {};
   for (const line of board.lines) shown[line.title] = !off.has(line.title);
   const phone = narrow();
+  const legendHeight = 26 * Math.ceil(board.lines.length / 3);
   const chart = draw("curves", {
     color: board.lines.map(colour),
-    grid: phone ? { left: 44, right: 10, top: 16, bottom: 210 } : { left: 56, right: 190, top: 16, bottom: 48 },
-    legend: { type: "scroll", orient: phone ? "horizontal" : "vertical", right: phone ? "center" : 0,
+    grid: phone ? { left: 44, right: 10, top: 16, bottom: 56 + legendHeight } : { left: 56, right: 190, top: 16, bottom: 48 },
+    legend: { type: phone ? "plain" : "scroll", orient: phone ? "horizontal" : "vertical", right: phone ? "center" : 6,
       top: phone ? undefined : 10, bottom: phone ? 0 : 10, textStyle: { color: css("--ink") },
       inactiveColor: css("--line"), pageTextStyle: { color: css("--muted") }, selected: shown,
       data: board.lines.map((line) => ({ name: line.title, itemStyle: { color: colour(line) } })) },
@@ -151,7 +152,7 @@ function showCurves() {
       minInterval: 1, splitLine: { show: false } }),
     yAxis: axis({ type: "value", scale: true, axisLabel: { color: css("--muted"), formatter: "{value} %" } }),
     series,
-  });
+  }, phone ? 330 + legendHeight : 460);
   chart.off("legendselectchanged");
   chart.on("legendselectchanged", (event) => {
     off.clear();
@@ -207,14 +208,14 @@ function showClients() {
   const last = run.cells.at(-1);
   const order = last.map((value, i) => [value, i]).sort((a, b) => (a[0] ?? -1) - (b[0] ?? -1)).map((pair) => pair[1]);
   const names = order.map((i) => board.clients[i]);
-  const room = narrow() ? 12 : 22;
+  const room = narrow() ? 12 : 22, tilted = names.length > 8 || narrow();
   const scale = { min: 0, max: 1, show: false, inRange: { color: ["#7b2d26", "#d98e4a", "#f2e8c9", "#6fae8f", "#1f6f78"] } };
   const present = run.cells.flat().filter((v) => v !== null);
   const lowest = Math.min(...present), highest = Math.max(...present, lowest + 1);
   draw("bars", {
-    grid: { left: 48, right: 10, top: 10, bottom: 84 },
+    grid: { left: 48, right: 10, top: 10, bottom: tilted ? 96 : 28 },
     tooltip: tooltip({ formatter: (p) => `${names[p.dataIndex]}: ${p.value} %, ${board.sizes[order[p.dataIndex]]} training images` }),
-    xAxis: axis({ type: "category", data: names, axisLabel: { color: css("--muted"), rotate: names.length > 8 || narrow() ? 55 : 0, formatter: (v) => short(v, room), hideOverlap: true } }),
+    xAxis: axis({ type: "category", data: names, axisLabel: { color: css("--muted"), rotate: tilted ? 55 : 0, formatter: (v) => short(v, room), hideOverlap: true } }),
     yAxis: axis({ type: "value", axisLabel: { color: css("--muted"), formatter: "{value} %" } }),
     series: [{ type: "bar", itemStyle: { color: colour(line), borderRadius: [4, 4, 0, 0] }, barMaxWidth: 46,
       data: order.map((i) => last[i] === null ? null : last[i] / 10),
@@ -315,7 +316,7 @@ function matrix(id, rows, across, down, names) {
     xAxis: axis({ type: "category", data: across, splitLine: { show: false }, axisLabel: { color: css("--muted"), rotate: across.length > 6 ? 60 : 0, formatter: (v) => short(v, room) } }),
     yAxis: axis({ type: "category", data: down, inverse: true, splitLine: { show: false }, axisLabel: { color: css("--muted"), formatter: (v) => short(v, room) } }),
     visualMap: { min: -most, max: most, orient: "horizontal", left: "center", bottom: 0, precision: 2, itemHeight: 90, itemWidth: 10,
-      formatter: (v) => (100 * v).toFixed(0) + " %", textStyle: { color: css("--muted") }, inRange: { color: ["#b3361f", "#f0ede4", "#1f5fbf"] } },
+      text: [`+${(100 * most).toFixed(0)} %`, `−${(100 * most).toFixed(0)} %`], textStyle: { color: css("--muted") }, inRange: { color: ["#b3361f", "#f0ede4", "#1f5fbf"] } },
     series: [{ type: "heatmap", label: { show: across.length <= 8 && !narrow(), formatter: (p) => (100 * p.data[2]).toFixed(0), fontSize: 10, color: "#222" },
       itemStyle: { borderColor: css("--card"), borderWidth: 1 },
       data: rows.flatMap((row, y) => row.map((value, x) => [x, y, value])) }],
