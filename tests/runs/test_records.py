@@ -100,3 +100,13 @@ def test_records_and_summaries_survive_json():
     assert values["best_on_validation"] == {"round": 2, "client_mean": pytest.approx(0.5)}
     with pytest.raises(KeyError):
         RoundRecord.from_json({"method": "local", "round": 1})
+
+
+def test_who_is_absent_is_written_down():
+    """Of three clients the second did not answer; where all did, the line has no such key."""
+    outcome = RoundOutcome(2, {}, **COSTS, answered=(0, 2))
+    record = summarise_round("local", outcome, ["a", "b", "c"])
+    assert record.absent == (1,)
+    assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    everyone = RoundOutcome(3, {}, **COSTS, answered=(0, 1, 2))
+    assert "absent" not in summarise_round("local", everyone, ["a", "b", "c"]).to_json()

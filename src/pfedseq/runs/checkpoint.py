@@ -196,7 +196,7 @@ class Checkpoints:
         """What the engine is given, so that it is known who has changed."""
         self._remembering: set[int] = set()
         """The clients that have a memory."""
-        self._slots = [Slot(folder / name) for name in ("a", "b")]
+        self._slots = _slots(folder)
         """The one that is written next comes first."""
 
     def save(self, t: int, server: Server) -> None:
@@ -277,6 +277,29 @@ class Checkpoints:
                 except DamagedError as problem:
                     faults.append(str(problem))
         return sorted(found, key=lambda entry: -entry[1].round)
+
+
+def newest_server(folder: Path) -> tuple[Checkpoint, Tensors] | None:
+    """The server's memory in the newest whole checkpoint, to look at; None where there is none.
+
+    Nothing is changed, so a run that goes on meanwhile is not disturbed.
+    """
+    slots = [slot for slot in _slots(folder) if slot.exists()]
+    whole: list[tuple[Checkpoint, Tensors]] = []
+    for slot in slots:
+        try:
+            checkpoint = slot.read()
+            memories = slot.load(checkpoint, torch.device("cpu"))
+            whole += [(checkpoint, tensors) for owner, tensors in memories if owner == _SERVER]
+        except DamagedError:
+            continue  # the other slot may be whole
+    if slots and not whole:
+        raise InputError(f"no checkpoint in {folder} is readable")
+    return max(whole, key=lambda entry: entry[0].round, default=None)
+
+
+def _slots(folder: Path) -> list[Slot]:
+    return [Slot(folder / name) for name in ("a", "b")]
 
 
 def _body_digest(body: Mapping[str, Any]) -> str:

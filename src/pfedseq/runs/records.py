@@ -63,19 +63,26 @@ class RoundRecord:
     """How many clients' training was taken in; null in what an older version wrote."""
     refused: int = 0
     """How many clients' replies were refused."""
+    absent: tuple[int, ...] = ()
+    """The clients whose training was not taken in: not asked, not answering, or refused."""
 
     def to_json(self) -> dict[str, Any]:
         """One flat object."""
         scores = asdict(self.scores) if self.scores is not None else {}
         about = {"method": self.method, "round": self.round}
         attendance = {"answered": self.answered, "refused": self.refused}
-        return {**about, **scores, **asdict(self.cost), **attendance}
+        absent = {"absent": list(self.absent)} if self.absent else {}
+        return {**about, **scores, **asdict(self.cost), **attendance, **absent}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
         """What `to_json` gave; raises KeyError where something is missing."""
         scores = _read(Scores, values) if "client_mean" in values else None
-        attendance = values.get("answered"), values.get("refused", 0)
+        attendance = (
+            values.get("answered"),
+            values.get("refused", 0),
+            tuple(values.get("absent", ())),
+        )
         return cls(values["method"], values["round"], scores, _read(Cost, values), *attendance)
 
 
@@ -155,7 +162,11 @@ def summarise_round(
     """
     scores = _scores(method, outcome.t, outcome.evaluated, names) if outcome.evaluated else None
     cost = Cost(**{f.name: getattr(outcome, f.name) for f in fields(Cost)})
-    return RoundRecord(method, outcome.t, scores, cost, len(outcome.answered), len(outcome.refused))
+    everyone = range(len(names)) if names else outcome.answered
+    absent = tuple(i for i in everyone if i not in outcome.answered)
+    return RoundRecord(
+        method, outcome.t, scores, cost, len(outcome.answered), len(outcome.refused), absent
+    )
 
 
 def summarise_run(records: Sequence[RoundRecord]) -> MethodSummary:

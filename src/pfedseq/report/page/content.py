@@ -16,6 +16,7 @@ from pfedseq.errors import InputError
 from pfedseq.experiments.statistics import MeanStd, paired_interval
 from pfedseq.methods import METHODS
 from pfedseq.report.page.origins import calibration_origins
+from pfedseq.runs.checkpoint import newest_server
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import MethodSummary, RoundRecord, evaluated, summarise_run
 
@@ -120,7 +121,7 @@ def _board(name: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
         "behind": _behind(lines),
         "origins": _origins(lines),
         "config": first.folder.config.read_text(encoding="utf-8"),
-        "environment": _environment(first.folder),
+        "environment": _environment(first),
     }
 
 
@@ -208,8 +209,7 @@ def _seed(run: Run, stride: int) -> dict[str, Any]:
 
 
 def _extras(run: Run) -> dict[str, Any]:
-    """What only some methods and engines write to metrics.jsonl: sizes by layer, absent clients."""
-    absent: list[list[Any]] = []
+    """Who was absent, and what the server wrote down of its own: sizes by layer."""
     sizes: dict[str, list[Any]] = {}
     rounds = []
     for line in run.folder.metrics.read_text(encoding="utf-8").splitlines():
@@ -217,15 +217,14 @@ def _extras(run: Run) -> dict[str, Any]:
             values = json.loads(line)
         except json.JSONDecodeError:
             break  # a last line that a crash cut off
-        if values.get("method") != run.method:
-            continue
-        if values.get("absent"):
-            absent.append([values["round"], values["absent"]])
-        if isinstance(values.get("server"), dict):
+        if values.get("method") == run.method and isinstance(values.get("server"), dict):
             rounds.append(values["round"])
             for name, by_layer in values["server"].items():
                 sizes.setdefault(name, []).append(by_layer)
-    return {"absent": absent, "server": {"rounds": rounds, "sizes": sizes} if rounds else None}
+    return {
+        "absent": [[record.round, record.absent] for record in run.records if record.absent],
+        "server": {"rounds": rounds, "sizes": sizes} if rounds else None,
+    }
 
 
 def _leads(lines: Mapping[str, Sequence[Run]], reference: str) -> list[dict[str, Any]]:
@@ -283,10 +282,14 @@ def _behind(lines: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda entry: entry["ours"] - entry["theirs"])
 
 
-def _environment(folder: RunFolder) -> str:
-    """What the run wrote down of the machine and the versions, where it did."""
-    path = folder.path / "environment.json"
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+def _environment(run: Run) -> str:
+    """What the run's last checkpoint was made with: versions, device, kernel."""
+    newest = newest_server(run.folder.checkpoints(run.method))
+    if newest is None:
+        return ""
+    made_with = newest[0].made_with
+    kept = {k: v for k, v in made_with.items() if not k.startswith("config key ")}
+    return "\n".join(f"{name}: {value}" for name, value in kept.items())
 
 
 def _points(value: float) -> float:

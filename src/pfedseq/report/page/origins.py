@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from pfedseq.config import load_config
-from pfedseq.engines.states import MemoryStates
 from pfedseq.errors import InputError
 from pfedseq.federation import Setup
 from pfedseq.learners.attribution import attribute
 from pfedseq.methods.pfedseq import PFedSeqServer
 from pfedseq.params import Params
-from pfedseq.runs.checkpoint import Checkpoint
+from pfedseq.runs.checkpoint import newest_server, restore_server
 from pfedseq.runs.folder import RunFolder
 
 
@@ -23,21 +21,23 @@ def calibration_origins(folder: RunFolder) -> dict[str, Any] | None:
 
     Neither data nor backbone are needed: the learner, and the window it reads, are the server's.
     """
-    path = folder.checkpoint("pfedseq")
-    if not path.exists():
+    newest = newest_server(folder.checkpoints("pfedseq"))
+    if newest is None:
         return None
+    checkpoint, memory = newest
+    t = checkpoint.round
     config, data = load_config(folder.config), folder.read_data()
     assert data is not None  # a run writes down its data before its first round
-    try:
-        with safe_open(path, "pt") as file:
-            shape = file.get_slice("adapters").get_shape()
-    except (SafetensorError, OSError) as problem:
-        raise InputError(f"the checkpoint {path} is not readable ({problem})") from None
-    nothing = Params(torch.zeros(shape[1:]), torch.zeros(1))
+    nothing = Params(torch.zeros(memory["adapters"].shape[1:]), torch.zeros(1))
     counts = tuple(len(client["train"]) for client in data["clients"])
     setup = Setup(nothing, counts, config.run.rounds, config.run.seed)
     server = PFedSeqServer(config.method_config("pfedseq"), setup)  # type: ignore[arg-type]
-    t = Checkpoint(path, MemoryStates()).load(server, torch.device("cpu"))
+    try:
+        restore_server(server, memory)
+    except (KeyError, ValueError, RuntimeError) as problem:
+        raise InputError(
+            f"the checkpoint of {folder.path} is of another kind ({problem})"
+        ) from None
     found = attribute(server.learner, server.history.window())
     length = found.parts.shape[-1]
     return {
