@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from pfedseq import __version__
 from pfedseq.config import Config, load_config
 from pfedseq.errors import InputError
 from pfedseq.experiments.statistics import MeanStd, paired_interval
@@ -61,7 +61,7 @@ def page_content(folders: Sequence[Path]) -> dict[str, Any]:
     cells = sum(len(r.data["clients"]) * len(evaluated(r.records)) for r in runs)
     stride = max(1, -(-cells // MOST_CELLS))
     return {
-        "version": __version__,
+        "version": version("pfedseq"),
         "boards": [_board(name, found, stride) for name, found in boards.items()],
     }
 
