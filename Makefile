@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-slow kills setup lint format backbone clean
+.PHONY: help demo test test-slow kills fuzz setup lint format backbone clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,6 +19,9 @@ test-slow: $(STAMP) ## the tests that take minutes
 
 kills: $(STAMP)  ## kill runs of every method 1,000 times and compare what comes out (about 1 h)
 	$(BIN)/python -m tests.faults.kills --kills 1000
+
+fuzz: $(STAMP)   ## hand 100,000 broken files to every parser in turn
+	$(BIN)/python -m tests.faults.fuzz --inputs 100000
 
 setup: $(STAMP)  ## only install
 

@@ -264,5 +264,7 @@ def walk(folder: Path, _around: tuple[str, ...] = ()) -> Iterator[tuple[Path, li
 def _refuse_outside(name: str, archive: Path) -> None:
     """A name that leaves the archive shows that it is a forgery; nothing is unpacked anyway."""
     path = PurePosixPath(name.replace("\\", "/"))
+    if not path.parts:
+        raise InputError(f"{archive} holds a file without a name: it is damaged")
     if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
         raise InputError(f"{archive} holds the path {name}, which leads out of it: refused")

@@ -31,6 +31,7 @@ from pfedseq.params import Params
 ABOUT_FILE, PROCESSOR_FILE = "personal_model.json", "preprocessor_config.json"
 FORMAT = 1
 PREDICTION_BATCH = 64
+LARGEST_SIDE = 4096
 BICUBIC = 3
 """Pillow's number for it, as preprocessor_config.json wants it."""
 
@@ -71,6 +72,16 @@ class PersonalModel:
 
         Also reads other people's PEFT folders that have a head, if their backbone is found.
         """
+        try:
+            return cls._load(folder, shared)
+        except InputError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as e:
+            # Whoever wrote the JSON files may have put anything into any place of them.
+            raise InputError(f"{folder} is not readable as a saved model ({e})") from None
+
+    @classmethod
+    def _load(cls, folder: Path, shared: AdaptedModel | None) -> PersonalModel:
         read, about = read_peft_folder(folder), read_about(folder)
         if read.head is None:
             raise InputError(f"{folder} has no head: an adapter alone predicts no class")
@@ -193,10 +204,13 @@ def _asked_backbone(folder: Path, read: PeftFolder, about: Mapping[str, Any]) ->
     if beside.is_dir():  # an export's own copy of the backbone, by a relative path
         name = str(beside.resolve())
     size = processor.get("size", {})
+    side = size.get("height") if isinstance(size, dict) else size
+    if side is not None and not (isinstance(side, int) and 1 <= side <= LARGEST_SIDE):
+        raise InputError(f"{folder / PROCESSOR_FILE} asks for images of {side} pixels a side")
     return _Asked(
         name,
         named.get("num_heads"),
-        size.get("height") if isinstance(size, dict) else size,
+        side,
         processor.get("image_mean"),
         processor.get("image_std"),
     )

@@ -136,7 +136,7 @@ class RunFolder:
         for number, line in enumerate(lines, start=1):
             try:
                 records.append(RoundRecord.from_json(json.loads(line)))
-            except (json.JSONDecodeError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 if number == len(lines):
                     break
                 raise InputError(f"line {number} of {self.metrics} is damaged") from None
@@ -178,7 +178,7 @@ class RunFolder:
         """What summary.json holds."""
         try:
             return RunSummary.from_json(json.loads(self.summary.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             raise InputError(
                 f"{self.summary} is not readable ({problem}); delete it and "
                 f"`pfedseq resume {self.path}` writes it anew"
