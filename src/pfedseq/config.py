@@ -108,6 +108,25 @@ class EngineConfig(BaseConfig):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
 
 
+class FlowerConfig(BaseConfig):
+    """[flower]: sites on other machines, reached through Flower; see docs/deploying.md."""
+
+    sites: int | None = Field(
+        None, ge=1, description="sites to wait for before round 1; default: data.num_clients"
+    )
+    start_seconds: float = Field(
+        600, gt=0, description="how long to wait for the sites before round 1"
+    )
+    answer_seconds: float = Field(
+        3600, gt=0, description="after which a site that has not answered counts as absent"
+    )
+    classes: Literal["same", "merge"] = Field(
+        "same",
+        description="where sites' own data have other classes: refuse them, or tell apart all "
+        "classes that any site has, by name",
+    )
+
+
 class Config(BaseConfig):
     """A whole run."""
 
@@ -122,6 +141,7 @@ class Config(BaseConfig):
     )
     engine: EngineConfig = EngineConfig()
     federation: FederationConfig = FederationConfig()
+    flower: FlowerConfig = FlowerConfig()
 
     def method_config(self, name: str) -> MethodConfig:
         """The options of one method: [training]'s, overridden by [methods.NAME]'s."""

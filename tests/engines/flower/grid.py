@@ -11,8 +11,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from pfedseq.engines.flower.clients import FlowerClients, Roll, in_order
+from pfedseq.engines.flower.envelope import Envelope
 from pfedseq.engines.flower.records import Request
-from pfedseq.engines.flower.site import Equipment, SiteFolder, answer_message
+from pfedseq.engines.flower.site import Equipment, SiteFolder, answer_envelope
 from pfedseq.errors import InputError
 
 CPU = torch.device("cpu")
@@ -89,7 +90,8 @@ class InProcessGrid(Grid):
 
     def _reply(self, site, message):
         try:
-            content = answer_message(sent(message.content), site.name, site.folder, site.equip)
+            asked = Envelope.of_records(sent(message.content))
+            content = answer_envelope(asked, site.name, site.folder, site.equip).to_records()
         except InputError as problem:
             return Message(Error(2, f"<class 'X'>:<'{problem}'>"), reply_to=message)
         return Message(sent(content), reply_to=message)

@@ -76,10 +76,10 @@ def test_a_server_that_goes_back_finds_the_memory_of_then(sites):
     clients = connect(grid, 3)
     for t in (1, 2, 3):
         assert set(train(clients, t).values()) == {t}
-        clients.kept = 1
+        clients.kept_at = lambda t: 1
     members = clients.roll.members
     again = connect(grid, 3, members=members)
-    again.kept = 1
+    again.kept_at = lambda t: 1
     assert set(train(again, 2).values()) == {2}
     assert set(train(again, 3).values()) == {3}
 

@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from flwr.app import Message
 
-from pfedseq.engines.flower.records import Card, Request, pack_request, read_reply
+from pfedseq.engines.flower.envelope import Envelope
+from pfedseq.engines.flower.records import Card, Request, read_reply
 from pfedseq.errors import InputError
 from pfedseq.federation import Hello, Reply, Tensors
 
 HELLO_SECONDS = 120.0
 """How long a node that just appeared may take to say who it is."""
-LOOK_SECONDS = 2.0
+LONGEST_PAUSE = 2.0
+"""Seconds between two looks for answers; the first come sooner."""
+LOOK_SECONDS = 3.0
 """How often it is looked who is there while answers are awaited."""
 CRASHES = 3
 """How often a message is sent again to a site whose client was killed over it."""
@@ -125,7 +128,7 @@ class Roll:
             for node in sorted(online - self._known, key=lambda node: node.number)
             if node not in self._asked or now - self._asked[node][1] > HELLO_SECONDS
         ]
-        contents = [(node, pack_request(self.request, {})) for node in strangers]
+        contents = [(node, self.request.envelope({})) for node in strangers]
         ids = push(self.grid, self.request, contents, HELLO_SECONDS)
         self._asked |= {n: (m, now) for n, m in zip(strangers, ids, strict=True) if m}
         self._listen(online)
@@ -141,7 +144,7 @@ class Roll:
                     self._known.add(node)
                     self._refuse(f"site {node.name or node.number} failed: {reason(reply)}")
                 continue
-            said, card = read_reply(reply.content, None)
+            said, card = read_reply(Envelope.of_records(reply.content), None)
             if node.name:
                 card = replace(card, name=node.name)
             self._known.add(node)
@@ -183,8 +186,8 @@ class FlowerClients:
     ) -> None:
         self.roll, self.names, self.request = roll, tuple(names), request
         self.seconds, self.device = seconds, device
-        self.kept = 0
-        """The round of the server's last checkpoint: sites keep their memory of then."""
+        self.kept_at: Callable[[int], int] = lambda t: 0
+        """The round to whose end the server may come back in round t: sites keep that memory."""
         self._exchange = (0, -1)
 
     @property
@@ -202,7 +205,7 @@ class FlowerClients:
         asked = _Asked(down, set(down))
         replies: dict[int, Reply] = {}
         deadline = time.monotonic() + self.seconds
-        next_look = 0.0
+        next_look, pause = 0.0, self.roll.pause
         while asked.waiting:
             if time.monotonic() >= next_look:
                 self._send(step, asked, deadline - time.monotonic())
@@ -214,12 +217,13 @@ class FlowerClients:
                 if message.has_error():
                     self._failed(i, message, asked)
                 else:
-                    replies[i], _ = read_reply(message.content, self.device)
+                    replies[i], _ = read_reply(Envelope.of_records(message.content), self.device)
                     asked.waiting.discard(i)
             if time.monotonic() > deadline:
                 break
             if asked.waiting:
-                time.sleep(self.roll.pause)
+                time.sleep(pause)
+                pause = min(1.2 * pause, LONGEST_PAUSE)
         for i in sorted(asked.waiting):
             log.warning("round %d, %s: site %s did not answer", t, step, self.names[i])
         for sentence in asked.failed.values():
@@ -237,24 +241,11 @@ class FlowerClients:
             node = online.get(self.names[i])
             if node is not None and asked.sent_to.get(i) != node:
                 targets.append((i, node))
-        requests = [
-            (
-                node,
-                pack_request(
-                    replace(
-                        self.request,
-                        step=step,
-                        round=t,
-                        exchange=exchange,
-                        client=i,
-                        kept=self.kept,
-                    ),
-                    asked.down[i],
-                ),
-            )
-            for i, node in targets
+        request = replace(self.request, step=step, round=t, exchange=exchange, kept=self.kept_at(t))
+        contents = [
+            (node, replace(request, client=i).envelope(asked.down[i])) for i, node in targets
         ]
-        ids = push(self.roll.grid, replace(self.request, step=step, round=t), requests, seconds)
+        ids = push(self.roll.grid, request, contents, seconds)
         for (i, node), message in zip(targets, ids, strict=True):
             if message:
                 asked.sent_to[i] = node
@@ -273,14 +264,20 @@ class FlowerClients:
 
 
 def push(
-    grid: Any, request: Request, contents: Sequence[tuple[Node, Any]], seconds: float
+    grid: Any, request: Request, contents: Sequence[tuple[Node, Envelope]], seconds: float
 ) -> list[str | None]:
     """Send them, valid for `seconds`; the messages' ids in order, None where one was refused."""
     if not contents:
         return []
     kind = {"evaluate": "evaluate", "hello": "query", "export": "query"}.get(request.step, "train")
     messages = [  # a list: Flower goes over it twice
-        Message(content, node.number, kind, ttl=max(1.0, seconds), group_id=str(request.round))
+        Message(
+            content.to_records(),
+            node.number,
+            kind,
+            ttl=max(1.0, seconds),
+            group_id=str(request.round),
+        )
         for node, content in contents
     ]
     ids = list(grid.push_messages(messages))

@@ -14,14 +14,14 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from pfedseq.engines.answer import answer
-from pfedseq.engines.flower.records import Card, Request, pack_reply, read_request
+from pfedseq.engines.flower.envelope import Envelope
+from pfedseq.engines.flower.records import Card, Request
 from pfedseq.engines.states import encode_state
 from pfedseq.engines.wire import decode
 from pfedseq.errors import InputError
@@ -124,16 +124,17 @@ class SiteMemory:
         return self.folder / f"{version[0]:06d}-{int(version[1]):03d}.safetensors"
 
 
-def answer_message(content: Any, name: str, folder: SiteFolder, equip: Equip) -> Any:
-    """A site's reply to the content of one message, as the content of another."""
+def answer_envelope(envelope: Envelope, name: str, folder: SiteFolder, equip: Equip) -> Envelope:
+    """A site's reply to one request."""
     start = time.perf_counter()
-    request, payload = read_request(content)
+    request = Request.of(envelope)
     place = folder.run(request.run, request.method)
     tools = equip(request, place)
-    reply = _answered(request, payload, tools, folder.memory(request.run, request.method))
+    memory = folder.memory(request.run, request.method)
+    reply = _answered(request, envelope.payload, tools, memory)
     spent = {f"{request.step}_seconds": time.perf_counter() - start}
     card = Card(name, folder.identity(), tools.backbone, tools.version)
-    return pack_reply(Reply(reply.tensors, reply.metrics | spent), card)
+    return card.envelope(Reply(reply.tensors, reply.metrics | spent))
 
 
 def _answered(request: Request, payload: bytes, tools: Equipment, memory: SiteMemory) -> Reply:

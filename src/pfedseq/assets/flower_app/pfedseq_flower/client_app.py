@@ -1,0 +1,17 @@
+"""A site's half: every message is answered from the site's own folder."""
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+@app.evaluate()
+@app.query()
+def answer(message: Message, context: Context) -> Message:
+    """One message, one client."""
+    from pfedseq.runs.site_app import answered
+
+    content = answered(message.content, context.node_config, context.run_config)
+    return Message(content, reply_to=message)

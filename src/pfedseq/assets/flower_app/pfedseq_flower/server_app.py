@@ -1,0 +1,19 @@
+"""The server's half: our round loop over Flower's Grid."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run, or go on with, what the run config names."""
+    from pfedseq.runs.federated import serve
+
+    config, out = (str(context.run_config[key]) for key in ("config", "out"))
+    if not out:
+        raise SystemExit("pfedseq: give the folder for the results: --run-config 'out=\"/folder\"'")
+    serve(grid, Path(out), Path(config) if config else None, lambda s: print(f"pfedseq: {s}"))
