@@ -191,17 +191,16 @@ def print_results(summary: RunSummary, folder: Path) -> None:
         )
     _print(table, "Test accuracy in %, last round; traffic and time, all rounds")
     print_each_client(summary)
-    _print_files(
-        folder,
-        {
-            "summary.json": "these tables and more",
-            "metrics.jsonl": "every round, every client",
-            "curves.png": "learning curves",
-            "clients.png": "who holds what",
-            "adapters": "each client's PEFT adapter and head",
-            "config.toml": "the run, every option written out",
-        },
-    )
+    files = {
+        "summary.json": "these tables and more",
+        "metrics.jsonl": "every round, every client",
+        "curves.png": "learning curves",
+        "clients.png": "who holds what",
+        "adapters": "each client's PEFT adapter and head",
+        "config.toml": "the run, every option written out",
+    }
+    # Of a federation, the adapters and who holds what are at the sites.
+    _print_files(folder, {name: what for name, what in files.items() if (folder / name).exists()})
 
 
 def print_each_client(summary: RunSummary) -> None:

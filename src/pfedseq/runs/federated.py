@@ -7,8 +7,6 @@ those of the same sites that are there.
 
 from __future__ import annotations
 
-import json
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from pfedseq.config import Config, dump_config, load_config
@@ -26,39 +25,19 @@ from pfedseq.engines.flower.records import Request
 from pfedseq.engines.states import ClientStates
 from pfedseq.errors import InputError
 from pfedseq.federation import Hello, Server, Setup
-from pfedseq.files import write_atomically
+from pfedseq.files import refusing_company
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryImages
 from pfedseq.model.tower import Tower, fingerprint
 from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.identity import MadeWith, digest, options_made_with
 from pfedseq.runs.records import RoundRecord, RunSummary
 from pfedseq.runs.run import run_method
+from pfedseq.runs.status import StatusFile
 from pfedseq.runs.world import auxiliary_images, load_model
 
 Tell = Callable[[str], None]
-
-
-class StatusFile:
-    """federation.json in the run's folder: how it stands, for whoever watches."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "federation.json"
-
-    def write(self, state: str, sentence: str, **more: Any) -> None:
-        """`state` is gathering, running, finished or failed; `sentence` says more."""
-        values = self.read() | {"state": state, "sentence": sentence, "at": time.time()} | more
-        write_atomically(self.path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-
-    def read(self) -> dict[str, Any]:
-        """What was last written; empty before that."""
-        if not self.path.exists():
-            return {}
-        try:
-            values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as problem:
-            raise InputError(f"{self.path} is not readable ({problem})") from None
-        return values
 
 
 @dataclass(frozen=True)
@@ -82,6 +61,12 @@ class Federation:
     def auxiliary(self) -> AuxiliaryImages:
         """Unlabelled images at the server, loaded when a method first needs them."""
         return auxiliary_images(self.config, self.model)
+
+    def made_with(self, name: str) -> MadeWith:
+        """What a method's numbers depend on, for its checkpoints."""
+        sites = sites_record(self.config, self.names, self.hellos, self.classes)
+        options = options_made_with(self.config, name, self.device)
+        return options | {"sites and their data": digest(sites)}
 
     def start(
         self, name: str, states: ClientStates, places: Sequence[Path]
@@ -120,7 +105,8 @@ def serve(grid: Any, out: Path, config: Path | None, tell: Tell, pause: float = 
         RunFolder.check_vacant(out)
         folder = RunFolder.create(out, dump_config(checked))
     try:
-        summary = _serve(grid, folder, checked, status, tell, pause)
+        with refusing_company(out):
+            summary = _serve(grid, folder, checked, status, tell, pause)
     except BaseException as problem:
         said = str(problem) if isinstance(problem, InputError) else repr(problem)
         status.write("failed", said)
@@ -133,7 +119,9 @@ def _serve(
     grid: Any, folder: RunFolder, config: Config, status: StatusFile, tell: Tell, pause: float
 ) -> RunSummary:
     run = status.read().get("run") or uuid.uuid4().hex
-    status.write("gathering", "waiting for the sites", run=run)
+    me = psutil.Process()
+    about = {"run": run, "pid": me.pid, "created": me.create_time(), "absent": []}
+    status.write("gathering", "waiting for the sites", **about)
     request = Request(run, config.run.methods[0], "hello", 0, 0, 0, 0, dump_config(config), ())
     begun = _members(folder.read_data())
     roll = Roll(grid, request, pause, begun)
@@ -167,7 +155,7 @@ def _serve(
 
     status.write("running", "round 1 has begun", sites=names)
     for name in config.run.methods:
-        run_method(federation, folder, name, after)
+        run_method(federation, folder, name, after, tell)
     return folder.write_summary()
 
 

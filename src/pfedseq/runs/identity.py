@@ -32,15 +32,30 @@ _WITHOUT_EFFECT = {
     "engine.states",
     "engine.device",  # what it came to is compared, and so is the cohort
     "engine.cohort",
+    "flower.sites",  # who they are is compared
+    "flower.start_seconds",
+    "flower.answer_seconds",
+    "flower.classes",
 }
 
 
 def made_with(world: World, method: str) -> dict[str, Any]:
     """All that a method's checkpoint depends on, by name."""
     data = data_record(world.data)
+    config = world.written_out(world.config)
+    return options_made_with(config, method, world.device) | {
+        "cohort": world.cohort,
+        "images": data["images_sha256"],
+        "labels": data["labels_sha256"],
+        "division among clients": digest(data["clients"]),
+    }
+
+
+def options_made_with(config: Config, method: str, device: torch.device) -> dict[str, Any]:
+    """What it depends on but for the data: the options, the versions and the machine's ways."""
     options = {
         key: value
-        for key, value in config_values(world.written_out(world.config)).items()
+        for key, value in config_values(config).items()
         if key not in _WITHOUT_EFFECT
         and (not key.startswith("methods.") or key.startswith(f"methods.{method}."))
     }
@@ -48,12 +63,8 @@ def made_with(world: World, method: str) -> dict[str, Any]:
     values = {
         "version of pfedseq": version("pfedseq"),
         "version of torch": torch.__version__,
-        "device": world.model.device.type,
-        "cohort": world.cohort,
+        "device": device.type,
         "kernel": "plain PyTorch" if kernel is None else kernel.variant,
-        "images": data["images_sha256"],
-        "labels": data["labels_sha256"],
-        "division among clients": _digest(data["clients"]),
         **{f"config key {key}": value for key, value in options.items()},
     }
     plain: dict[str, Any] = json.loads(json.dumps(values))  # as it comes back from a file
@@ -86,5 +97,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Changes when a value of JSON does."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()

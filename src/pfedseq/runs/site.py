@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfedseq.config import Config, make_config
+from pfedseq.config import Config, dump_config, make_config
 from pfedseq.data.config import DataConfig
-from pfedseq.data.dataset import FederatedData, ImageSet
+from pfedseq.data.dataset import ImageSet
 from pfedseq.data.loading import load_data
 from pfedseq.engines.flower.records import Request
 from pfedseq.engines.flower.site import Equipment
 from pfedseq.errors import InputError
 from pfedseq.methods import find_method
+from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.task import ImageSite
 from pfedseq.model.tower import Tower, fingerprint
 from pfedseq.runs.site_config import SiteConfig
@@ -39,13 +40,6 @@ def adjusted(mine: SiteConfig, text: str) -> Config:
     device = mine.device or "auto"
     engine = config.engine.model_copy(update={"device": device})
     return config.model_copy(update={"engine": engine})
-
-
-def load_own(mine: SiteConfig, config: Config) -> FederatedData:
-    """The site's images: its own, as one client, or the run's data set."""
-    if mine.data is None:
-        return load_data(config.data, config.run.seed)
-    return load_data(own_data(mine, config.data), config.run.seed)
 
 
 def own_data(mine: SiteConfig, run: DataConfig) -> DataConfig:
@@ -100,11 +94,11 @@ def with_classes(images: ImageSet, classes: tuple[str, ...], site: str) -> Image
     return replace(images, labels=places[images.labels], class_names=classes)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _site(mine: SiteConfig, text: str, classes: tuple[str, ...]) -> tuple[Config, ImageSite]:
     """Data and model of this site, kept as long as its process lives."""
     config = adjusted(mine, text)
-    data = load_own(mine, config)
+    data = _data(config.data if mine.data is None else own_data(mine, config.data), config.run.seed)
     if classes:
         data = replace(data, images=with_classes(data.images, classes, mine.name))
     number = 0 if mine.partition is None or mine.data is not None else mine.partition
@@ -114,8 +108,18 @@ def _site(mine: SiteConfig, text: str, classes: tuple[str, ...]) -> tuple[Config
             f"{len(data.clients)} clients, counted from 0"
         )
     data = replace(data, clients=(data.clients[number],))
-    model = load_model(config, len(data.images.class_names))
+    model = _model(dump_config(config), len(data.images.class_names))
     source = image_source(config, data, model)
     return config, ImageSite(
         number, model, source, data.clients[0], config.training.batch_size, config.run.seed
     )
+
+
+_data = lru_cache(maxsize=1)(load_data)
+"""A simulation's sites share one process, and the run's data."""
+
+
+@lru_cache(maxsize=1)
+def _model(text: str, num_classes: int) -> AdaptedModel:
+    """The backbone that all sites of a process share."""
+    return load_model(make_config(tomllib.loads(text)), num_classes)

@@ -30,6 +30,10 @@ class Site:
         """Of the next messages: `lost`, `crash`, `late` or None, in order."""
         self.heard = []
 
+    def reply(self, content):
+        asked = Envelope.of_records(content)
+        return answer_envelope(asked, self.name, self.folder, self.equip).to_records()
+
     def restart(self, number=None):
         self.number, self.starts, self.online = number or self.number, self.starts + 1, True
 
@@ -90,8 +94,7 @@ class InProcessGrid(Grid):
 
     def _reply(self, site, message):
         try:
-            asked = Envelope.of_records(sent(message.content))
-            content = answer_envelope(asked, site.name, site.folder, site.equip).to_records()
+            content = site.reply(sent(message.content))
         except InputError as problem:
             return Message(Error(2, f"<class 'X'>:<'{problem}'>"), reply_to=message)
         return Message(sent(content), reply_to=message)

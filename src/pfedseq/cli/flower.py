@@ -1,0 +1,284 @@
+"""`pfedseq flower`: a federation on this machine for trying it out, and what real ones need."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pfedseq.cli.options import EXIT_INTERRUPTED, ConfigName, Overrides, Rounds, assignments
+from pfedseq.errors import InputError
+
+app = typer.Typer(
+    help="Run across machines with Flower; `up`, `run`, `status` and `down` try it on this one.",
+    no_args_is_help=True,
+)
+Folder = Annotated[
+    Path, typer.Option(help="The federation's folder: keys, logs, and the sites' own folders.")
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--method", "-m", help="Run only this method; may be repeated."),
+]
+DEFAULT_FOLDER = Path("federation")
+WATCH_SECONDS = 1.0
+LOST_SECONDS = 120.0
+"""How long a run may take to start before it is given up."""
+
+
+@app.callback()
+def _needs_flower() -> None:
+    if find_spec("flwr") is None:
+        raise InputError("this needs Flower: pip install 'pfedseq[flower]'")
+
+
+@app.command()
+def up(
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="N, how many sites to start; 3 unless it says.")
+    ] = None,
+    folder: Folder = DEFAULT_FOLDER,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="With TLS, and sites that must be registered.")
+    ] = False,
+) -> None:
+    """Start a SuperLink and N SuperNodes on this machine, as many sites of a federation.
+
+    They listen on 127.0.0.1 alone and go on until `pfedseq flower down`. Where the folder holds a
+    federation already, those of its processes that have ended are started again.
+
+    Examples:
+
+    - `pfedseq flower up --clients 4`
+
+    - `pfedseq flower up --clients 3 --secure --folder /tmp/three-sites`
+    """
+    from pfedseq.cli.loopback import Loopback
+
+    federation = Loopback(folder)
+    if federation.file.exists():
+        count = len(federation.sites())
+        if clients not in (None, count):
+            raise InputError(
+                f"{folder} holds a federation of {count} sites: choose another --folder for "
+                f"{clients}"
+            )
+        sentences = federation.start_again()
+    else:
+        count = clients or 3
+        sentences = federation.start(count, secure)
+    for sentence in sentences:
+        print(f"pfedseq: {sentence}", file=sys.stderr)
+    print(f"{count} sites are up; now: pfedseq flower run demo --rounds 3{_where(folder)}")
+
+
+@app.command()
+def down(folder: Folder = DEFAULT_FOLDER) -> None:
+    """Stop the processes that `pfedseq flower up` started; all files stay.
+
+    Example: `pfedseq flower down`
+    """
+    from pfedseq.cli.loopback import Loopback
+
+    stopped = Loopback(folder).stop()
+    print(f"stopped: {', '.join(one.role for one in stopped) or 'nothing was running'}")
+
+
+@app.command()
+def status(folder: Folder = DEFAULT_FOLDER) -> None:
+    """Show the processes of a federation on this machine, and how its runs stand.
+
+    Example: `pfedseq flower status`
+    """
+    from rich.table import Table
+
+    from pfedseq.cli.loopback import Loopback
+    from pfedseq.report.console import console
+    from pfedseq.runs.status import StatusFile
+
+    federation = Loopback(folder)
+    table = Table("process", "number", "since", "log")
+    for one in federation.started():
+        since = f"{datetime.fromtimestamp(one.created):%H:%M:%S}" if one.process() else "ended"
+        table.add_row(one.role, str(one.pid), since, one.log)
+    console.print(table)
+    for out in federation.read()["runs"]:
+        how = StatusFile(Path(out)).read()
+        absent = f"; absent: {', '.join(how['absent'])}" if how.get("absent") else ""
+        state, sentence = how.get("state", "not begun"), how.get("sentence", "")
+        print(f"{out}: {_ended(how) or state}: {sentence}{absent}")
+
+
+@app.command()
+def run(
+    config: ConfigName,
+    method: Methods = None,
+    rounds: Rounds = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results folder; default runs/NAME-DATE-TIME.")
+    ] = None,
+    folder: Folder = DEFAULT_FOLDER,
+    overrides: Overrides = None,
+) -> None:
+    """Run a config on the federation that `pfedseq flower up` started, and watch it.
+
+    Site k holds client k of the config's data. Ctrl-C ends the watching only.
+
+    Examples:
+
+    - `pfedseq flower run demo --rounds 3`
+
+    - `pfedseq flower run demo --method pfedseq --set flower.answer_seconds=60`
+    """
+    from pfedseq.cli.loopback import Loopback
+    from pfedseq.config import dump_config, load_config
+    from pfedseq.files import write_atomically
+
+    federation = Loopback(folder)
+    count = len(federation.sites())
+    values = [f"data.num_clients={count}", f"flower.sites={count}"]
+    values += assignments(overrides, rounds, None, None)
+    if method:
+        values.append(f"run.methods=[{', '.join(json.dumps(name) for name in method)}]")
+    checked = load_config(config, values)
+    now = f"{datetime.now():%Y%m%d-%H%M%S}"
+    place = (out or Path("runs") / f"{checked.run.name}-{now}").absolute()
+    if (place / "config.toml").exists():
+        raise InputError(
+            f"{place} already holds a run; go on with it by `pfedseq flower resume {place}`"
+        )
+    submitted = federation.folder / "submitted" / f"{now}.toml"
+    write_atomically(submitted, dump_config(checked))
+    _submit(federation, place, submitted)
+
+
+@app.command()
+def resume(
+    out: Annotated[Path, typer.Argument(help="The results folder of a run that was cut off.")],
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Go on with a federation's run from its last checkpoint, with those sites that are there.
+
+    Example: `pfedseq flower resume runs/demo-20250101-120000`
+    """
+    from pfedseq.cli.loopback import Loopback
+
+    if not (out / "config.toml").exists():
+        raise InputError(f"{out} holds no run: it has no config.toml")
+    _submit(Loopback(folder), out.absolute(), None)
+
+
+@app.command(name="app")
+def write_app(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the Flower app.")],
+) -> None:
+    """Write the thin Flower app that `flwr run` takes to a folder.
+
+    Example: `pfedseq flower app pfedseq-app`
+    """
+    from pfedseq.cli.loopback import copy_app
+
+    if folder.exists():
+        raise InputError(f"{folder} exists already: choose another name")
+    copy_app(folder)
+    print(folder)
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where to put certificates and keys.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address of the SuperLink; may be repeated.")
+    ] = None,
+    site: Annotated[
+        list[str] | None, typer.Option(help="A site to make a key for; may be repeated.")
+    ] = None,
+) -> None:
+    """Make an authority, the SuperLink's certificate, and a key for each site.
+
+    What is there already stays as it is, so that sites can be added later.
+
+    Example: `pfedseq flower keys certificates --host link.example.org --site clinic-a`
+    """
+    from pfedseq.cli.certificates import make_certificates
+
+    make_certificates(folder, host or ["127.0.0.1"], site or [])
+    for file in sorted(folder.iterdir()):
+        print(file)
+
+
+def _submit(federation: Any, out: Path, config: Path | None) -> None:
+    """Hand the run to Flower, and watch it: only what our own server writes says how it ended."""
+    from pfedseq.cli.loopback import CONNECTION
+
+    asked = time.time()
+    values = {"out": str(out)} | ({"config": str(config)} if config else {})
+    text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+    federation.flwr("run", str(federation.app), CONNECTION, "--run-config", text)
+    federation.remember_run(out)
+    try:
+        _watch(out, asked)
+    except KeyboardInterrupt:
+        print(f"pfedseq: the run goes on: see pfedseq flower status and {out}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _watch(out: Path, asked: float) -> None:
+    from pfedseq.config import load_config
+    from pfedseq.report.figures import draw_curves
+    from pfedseq.report.progress import ProgressDisplay
+    from pfedseq.report.tables import print_results
+    from pfedseq.runs.folder import RunFolder
+    from pfedseq.runs.status import StatusFile
+
+    folder, file = RunFolder(out), StatusFile(out)
+    while (how := file.read()).get("at", 0.0) < asked:
+        if time.time() - asked > LOST_SECONDS:
+            raise InputError(f"Flower's server has not begun {out}: see the SuperLink's log")
+        time.sleep(WATCH_SECONDS)
+    config = load_config(folder.config)
+    said, shown = "", 0
+    with ProgressDisplay(config.run.methods, config.run.rounds, {}) as display:
+        while True:
+            how = file.read()
+            if how["state"] == "gathering" and how["sentence"] != said:
+                said = how["sentence"]
+                print(f"pfedseq: {said}", file=sys.stderr)
+            records = folder.records()
+            for record in records[shown:]:
+                display.advance(record)
+            shown = max(shown, len(records))
+            if how["state"] in ("finished", "failed") or (lost := _ended(how)):
+                break
+            time.sleep(WATCH_SECONDS)
+    if how["state"] == "failed":
+        raise InputError(f"{out}: {how['sentence']}")
+    if how["state"] != "finished":
+        raise InputError(f"{out}: {lost}; `pfedseq flower resume {out}` goes on")
+    draw_curves(folder)
+    print_results(folder.read_summary(), out)
+    print("Personal models are at the sites: RUN/METHOD/model in each site's own folder.")
+
+
+def _ended(how: dict[str, Any]) -> str | None:
+    """What to say of a server that ended without a word; None while it runs, or ended well."""
+    import psutil
+
+    if how.get("state") in ("finished", "failed", None):
+        return None
+    try:
+        if abs(psutil.Process(how["pid"]).create_time() - how["created"]) < 0.1:
+            return None
+    except psutil.NoSuchProcess:
+        pass
+    return "the server was stopped in the middle"
+
+
+def _where(folder: Path) -> str:
+    return "" if folder == DEFAULT_FOLDER else f" --folder {folder}"

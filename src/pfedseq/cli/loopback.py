@@ -1,0 +1,272 @@
+"""A whole Flower federation on this machine: its folder, its processes, and nobody else's.
+
+Every process listens on 127.0.0.1 alone. A process is known by its number and the time it was
+started, so that what is stopped is what was started, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pfedseq.errors import InputError
+from pfedseq.files import write_atomically
+
+CONNECTION = "here"
+"""What Flower's own commands call the SuperLink, with FLWR_HOME set to the folder's."""
+START_SECONDS = 90.0
+STOP_SECONDS = 10.0
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process that was started for the federation."""
+
+    role: str
+    pid: int
+    created: float
+    log: str
+    port: int
+    arguments: list[str]
+
+    def process(self) -> psutil.Process | None:
+        """It, if it still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.created) < 0.1
+            return process if same and _runs(process) else None
+        except psutil.NoSuchProcess:
+            return None
+
+
+class Loopback:
+    """The folder of a federation on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.file = self.folder / "processes.json"
+        self.home = self.folder / "flwr"
+        self.app = self.folder / "app"
+
+    def sites(self) -> list[Path]:
+        """The sites' folders, in order."""
+        return [Path(site) for site in self.read()["sites"]]
+
+    def read(self) -> dict[str, Any]:
+        """What `start` wrote."""
+        try:
+            values: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+            return values
+        except FileNotFoundError:
+            raise InputError(
+                f"there is no federation in {self.folder}: `pfedseq flower up` starts one"
+            ) from None
+        except (OSError, ValueError) as problem:
+            raise InputError(f"{self.file} is not readable ({problem})") from None
+
+    def started(self) -> list[Started]:
+        """Its processes, running or not."""
+        return [Started(**one) for one in self.read()["processes"]]
+
+    def start(self, clients: int, secure: bool) -> Iterator[str]:
+        """Start a SuperLink and `clients` SuperNodes; says what it does."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        copy_app(self.app)
+        port, *ports = free_ports(clients + 1)
+        names = [f"site-{k}" for k in range(clients)]
+        sites = [self.folder / "sites" / name for name in names]
+        server_tls, node_tls = ["--insecure"], ["--insecure"]
+        if secure:
+            from pfedseq.cli.certificates import make_certificates
+
+            made = make_certificates(self.folder / "certificates", [HOST], names)
+            server_tls = [*made.server_options(), "--enable-supernode-auth"]
+            node_tls = made.node_options()
+        self._write_connection(port, node_tls if secure else None)
+        self._write({"sites": [str(site) for site in sites], "runs": [], "processes": []})
+        try:
+            yield f"starting the SuperLink on {HOST}:{port}"
+            link = ["flower-superlink", *server_tls, "--host", HOST, "--port", str(port)]
+            link += ["--database", str(self.folder / "superlink.db")]
+            link += ["--disable-runtime-dependency-installation"]
+            self._wait_for(self._spawn("superlink", port, link))
+            for k, (name, site) in enumerate(zip(names, sites, strict=True)):
+                yield f"starting the SuperNode of {name}"
+                node = ["flower-supernode", *node_tls, "--superlink", f"{HOST}:{port}"]
+                if secure:
+                    public = str(made.node_public_key(name))
+                    self.flwr("supernode", "register", public, CONNECTION, "--name", name)
+                    node += ["--auth-supernode-private-key", str(made.node_key(name))]
+                node += ["--host", HOST, "--port", str(ports[k]), "--node-config"]
+                node += [f'partition-id={k} name="{name}" state={json.dumps(str(site))}']
+                self._spawn(name, ports[k], node)
+            for one in self.started():
+                self._wait_for(one)
+        except BaseException:
+            self.stop()
+            raise
+
+    def start_again(self) -> Iterator[str]:
+        """Start those of its processes that have ended, as they were."""
+        for one in self.started():
+            if one.process() is None:
+                yield f"starting the {one.role} again"
+                self._wait_for(self._spawn(one.role, one.port, one.arguments))
+
+    def stop(self) -> list[Started]:
+        """End what still runs of it; gives those."""
+        running = [one for one in self.started() if one.process()]
+        stop(running)
+        return running
+
+    def flwr(self, *arguments: str) -> str:
+        """Run Flower's own command; its output, or its complaint as one sentence."""
+        done = subprocess.run(
+            [command("flwr"), *arguments],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            lines = [line.strip("│╭╮╰╯─ ") for line in (done.stdout + done.stderr).splitlines()]
+            raise InputError(f"flwr {arguments[0]}: {' '.join(line for line in lines if line)}")
+        return done.stdout
+
+    def remember_run(self, out: Path) -> None:
+        """Note where a run's results are."""
+        values = self.read()
+        runs = [run for run in values["runs"] if run != str(out)] + [str(out)]
+        self._write(values | {"runs": runs})
+
+    def environment(self) -> dict[str, str]:
+        """Flower's telemetry, update check and installing of dependencies are off."""
+        paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        return os.environ | {
+            "PATH": os.pathsep.join(paths),
+            "FLWR_HOME": str(self.home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        }
+
+    def _write_connection(self, port: int, node_tls: Sequence[str] | None) -> None:
+        security = "insecure = true" if node_tls is None else f'root-certificates = "{node_tls[1]}"'
+        write_atomically(
+            self.home / "config.toml",
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "{HOST}:{port}"\n{security}\n',
+        )
+
+    def _spawn(self, role: str, port: int, arguments: list[str]) -> Started:
+        """Start a process, and note it in the place of the former one of its role."""
+        log = self.folder / "logs" / f"{role}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [command(arguments[0]), *arguments[1:]],
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        created = psutil.Process(process.pid).create_time()
+        one = Started(role, process.pid, created, str(log), port, arguments)
+        values = self.read()
+        others = [other for other in values["processes"] if other["role"] != role]
+        self._write(values | {"processes": [*others, asdict(one)]})
+        return one
+
+    def _wait_for(self, one: Started) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if one.process() is None:
+                raise InputError(f"the {one.role} ended at once: see {one.log}")
+            try:
+                socket.create_connection((HOST, one.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+        raise InputError(f"the {one.role} does not listen after {START_SECONDS:g} s: see {one.log}")
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        write_atomically(self.file, json.dumps(values, indent=2) + "\n")
+
+
+def stop(started: Sequence[Started]) -> None:
+    """End processes and what they started in turn, gently, then not."""
+    processes: list[psutil.Process] = []
+    for one in started:
+        if process := one.process():
+            processes += [process, *process.children(recursive=True)]
+    for process in processes:
+        _unless_gone(process.terminate)
+    deadline = time.monotonic() + STOP_SECONDS
+    while (left := [process for process in processes if _runs(process)]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.1)
+    for process in left:
+        _unless_gone(process.kill)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _unless_gone(end: Callable[[], None]) -> None:
+    try:
+        end()
+    except psutil.NoSuchProcess:
+        return
+
+
+def copy_app(folder: Path) -> None:
+    """The thin Flower app, as a folder that `flwr run` takes."""
+    packaged = Path(__file__).resolve().parents[1] / "assets" / "flower_app"
+    try:
+        shutil.copytree(
+            packaged, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    except OSError as problem:
+        raise InputError(f"cannot write the Flower app to {folder}: {problem}") from None
+
+
+def command(name: str) -> str:
+    """A command of Flower's, beside our Python or on the PATH."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise InputError(
+            f"there is no command {name}: install Flower with pip install 'pfedseq[flower]'"
+        )
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

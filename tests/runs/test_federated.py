@@ -1,0 +1,242 @@
+"""A federation's run: a server without data over sites of their own, on an in-process grid."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
+
+from pfedseq import load_config, run
+from pfedseq.config import dump_config, make_config
+from pfedseq.engines.flower.envelope import Envelope
+from pfedseq.errors import InputError
+from pfedseq.federation import Hello
+from pfedseq.model.personal import PersonalModel
+from pfedseq.runs.federated import agreed_classes, serve
+from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.site_app import answer_here
+from pfedseq.runs.site_config import SiteConfig
+from pfedseq.runs.status import StatusFile
+from pfedseq.serving.prediction import predict_files
+from tests.engines.flower.grid import InProcessGrid, Site
+
+TINY = {
+    "run": {"methods": ["pfedseq"], "rounds": 3},
+    "data": {"name": "digits", "num_clients": 2, "max_images_per_client": 24},
+    "methods": {"pfedseq": {"warmup_rounds": 1}},
+    "engine": {"cohort": 1, "device": "cpu"},
+    "flower": {"start_seconds": 1, "answer_seconds": 60},
+}
+
+
+class ConfiguredSite(Site):
+    """A site as its SuperNode would run it, answering from its node config."""
+
+    def __init__(self, node, number):
+        self.config = SiteConfig.read(node, {})
+        super().__init__(self.config.name, self.config.folder, None, number)
+
+    def reply(self, content):
+        return answer_here(self.config, Envelope.of_records(content)).to_records()
+
+
+class Killed(BaseException):
+    """The server's end in the middle of a round."""
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "run.toml").write_text(dump_config(make_config(TINY)))
+    return tmp_path / "run.toml"
+
+
+def digits_sites(folder):
+    return [
+        ConfiguredSite(
+            {"partition-id": k, "state": str(folder / f"site{k}"), "device": "cpu"}, k + 7
+        )
+        for k in range(2)
+    ]
+
+
+def serve_here(sites, out, config, told=None, grid=None):
+    tell = [].append if told is None else told.append
+    return serve(grid or InProcessGrid(sites), out, config, tell, pause=0.0)
+
+
+def without_seconds(out):
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.endswith("_seconds")} for line in lines]
+
+
+def models(*places):
+    return [load_file(place / "adapter_model.safetensors") for place in places]
+
+
+def at_sites(folder, out, method="pfedseq"):
+    name = StatusFile(out).read()["run"]
+    return models(*(folder / f"site{k}" / name / method / "model" for k in range(2)))
+
+
+def assert_same(one, other):
+    for a, b in zip(one, other, strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory):
+    out = tmp_path_factory.mktemp("one-machine") / "out"
+    run(make_config(TINY), out)
+    return out
+
+
+def test_a_federation_makes_the_bits_of_one_machine(config, tmp_path, in_process):
+    told = []
+    serve_here(digits_sites(tmp_path), tmp_path / "out", config, told)
+    assert without_seconds(tmp_path / "out") == without_seconds(in_process)
+    there = models(*sorted((in_process / "adapters" / "pfedseq").iterdir()))
+    assert_same(at_sites(tmp_path, tmp_path / "out"), there)
+    assert told[-1].startswith("pfedseq: round 3 of 3, accuracy")
+    assert StatusFile(tmp_path / "out").read()["state"] == "finished"
+    assert not (tmp_path / "out" / "adapters").exists(), "personal models stay at the sites"
+
+
+def test_a_server_that_was_killed_goes_on_and_ends_with_the_same_bits(config, tmp_path, in_process):
+    """Killed in round 3 once a site has trained: the site goes back to its memory of round 2."""
+    sites, out = digits_sites(tmp_path), tmp_path / "out"
+
+    class Dying(InProcessGrid):
+        def pull_messages(self, ids):
+            replies = super().pull_messages(ids)
+            if any(reply.metadata.group_id == "3" for reply in replies):
+                raise Killed
+            return replies
+
+    with pytest.raises(Killed):
+        serve_here(sites, out, config, grid=Dying(sites))
+    assert StatusFile(out).read()["state"] == "failed"
+    serve_here(sites, out, None)
+    assert without_seconds(out) == without_seconds(in_process)
+    there = models(*sorted((in_process / "adapters" / "pfedseq").iterdir()))
+    assert_same(at_sites(tmp_path, out), there)
+
+
+def test_an_absent_site_is_named_and_the_run_goes_on(config, tmp_path):
+    sites, told = digits_sites(tmp_path), []
+    config.write_text(dump_config(load_config(config, ["flower.answer_seconds=1.5"])))
+    sites[1].faults = [None, None, None, "before"]  # hello, round 1, then silence
+    serve_here(sites, tmp_path / "out", config, told)
+    assert any(s.endswith("; absent: 1") for s in told)
+    assert [r.scores.clients for r in RunFolder(tmp_path / "out").records()] == [(0, 1), (0,), (0,)]
+
+
+def picture_site(folder, name, colours):
+    """Images of one colour each, in folders named after them."""
+    for label, colour in colours.items():
+        (folder / name / label).mkdir(parents=True)
+        for k in range(8):
+            Image.new("RGB", (32, 32), tuple(min(255, c + 4 * k) for c in colour)).save(
+                folder / name / label / f"{k}.png"
+            )
+    return {"name": name, "data": str(folder / name), "state": str(folder / f"{name}-state")}
+
+
+RED, GREEN, BLUE = (220, 0, 0), (0, 220, 0), (0, 0, 220)
+
+
+def own_data_sites(folder, second):
+    nodes = [
+        picture_site(folder, "north", {"green": GREEN, "red": RED}),
+        picture_site(folder, "south", second),
+    ]
+    return [ConfiguredSite(node, k + 7) for k, node in enumerate(nodes)]
+
+
+OWN = {
+    **TINY,
+    "run": {"methods": ["fedavg"], "rounds": 2},
+    "data": {"image_size": 32},
+    "training": {"lr": 0.05, "local_epochs": 15, "batch_size": 4},
+    "flower": {"sites": 2, "classes": "merge"},
+}
+
+
+def test_sites_with_their_own_images_are_merged_by_class_name(tmp_path, monkeypatch):
+    """South's blue comes first in the alphabet: north's labels move, and predictions name them."""
+    monkeypatch.setenv("PFEDSEQ_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "run.toml").write_text(dump_config(make_config(OWN)))
+    sites = own_data_sites(tmp_path, {"blue": BLUE, "red": RED})
+    serve_here(sites, tmp_path / "out", tmp_path / "run.toml")
+    record = RunFolder(tmp_path / "out").read_data()
+    assert record["class_names"] == ["blue", "green", "red"]
+    assert [site["name"] for site in record["clients"]] == ["north", "south"]
+    assert "source" not in json.dumps(record), "only counts and names of classes leave a site"
+    name = StatusFile(tmp_path / "out").read()["run"]
+    for site, label in (("north", "green"), ("south", "blue"), ("south", "red")):
+        model = PersonalModel.load(tmp_path / f"{site}-state" / name / "fedavg" / "model")
+        (prediction,) = predict_files(model, [tmp_path / site / label / "3.png"])
+        assert prediction.classes == (label,)
+        assert model.about["client"] == site
+
+
+def test_other_classes_are_refused_with_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFEDSEQ_CACHE", str(tmp_path / "cache"))
+    own = OWN | {"flower": {"sites": 2}}
+    (tmp_path / "run.toml").write_text(dump_config(make_config(own)))
+    sites = own_data_sites(tmp_path, {"blue": BLUE, "red": RED})
+    with pytest.raises(InputError, match="only one of them has blue, green"):
+        serve_here(sites, tmp_path / "out", tmp_path / "run.toml")
+    assert "flower.classes" in StatusFile(tmp_path / "out").read()["sentence"]
+
+
+def test_classes_are_agreed_on_by_name():
+    a, b = (Hello(1, 1, 1, names) for names in (("x", "y"), ("y", "z")))
+    assert agreed_classes({"a": a, "c": a}, "same", print) == ("x", "y")
+    assert agreed_classes({"a": a, "b": b}, "merge", print) == ("x", "y", "z")
+    swapped = Hello(1, 1, 1, ("y", "x"))
+    with pytest.raises(InputError, match="another order"):
+        agreed_classes({"a": a, "b": swapped}, "same", print)
+
+
+def test_a_site_with_another_backbone_is_refused(config, tmp_path):
+    sites = digits_sites(tmp_path)
+    other = {"partition-id": 1, "state": str(tmp_path / "x"), "backbone": "random:demo"}
+    sites[1] = ConfiguredSite(other, 8)
+    with pytest.raises(InputError, match="site 1 has other backbone weights"):
+        serve_here(sites, tmp_path / "out", config)
+
+
+@pytest.mark.parametrize(
+    ("node", "sentence"),
+    [
+        ({"state": "s"}, "names no data"),
+        ({"partition-id": 0}, "names no folder"),
+        ({"data": "d", "state": "s"}, "needs a name"),
+        ({"partition-id": 0, "stat": "s"}, "unknown key 'stat'"),
+    ],
+)
+def test_a_site_says_what_its_node_config_lacks(node, sentence):
+    with pytest.raises(InputError, match=sentence):
+        SiteConfig.read(node, {"sites": "/somewhere/the/server/chose"})
+
+
+def test_only_a_simulated_site_takes_its_folder_from_the_run():
+    simulated = SiteConfig.read({"partition-id": 3, "num-partitions": 5}, {"sites": "/s"})
+    assert str(simulated.folder) == "/s/site_3"
+    assert simulated.warm == 0
+
+
+def test_a_partition_that_is_not_there(config, tmp_path):
+    node = {"partition-id": 5, "state": str(tmp_path / "x")}
+    with pytest.raises(InputError, match="partition-id=5"):
+        serve_here([ConfiguredSite(node, 7)], tmp_path / "out", config)
+
+
+def test_nothing_to_go_on_with(tmp_path):
+    with pytest.raises(InputError, match="holds no run to go on with"):
+        serve(InProcessGrid([]), tmp_path / "out", None, print)
+    assert load_config("demo").flower.classes == "same"
