@@ -19,23 +19,27 @@ import psutil
 import torch
 
 from pfedseq.config import Config, dump_config, load_config
+from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.record import DataRecord
+from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.flower.clients import FlowerClients, Guest, Roll, in_order
 from pfedseq.engines.flower.records import Request
 from pfedseq.engines.states import ClientStates
 from pfedseq.errors import InputError
-from pfedseq.federation import Hello, Server, Setup
+from pfedseq.federation import Clients, Hello, Server, Setup
 from pfedseq.files import refusing_company
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
-from pfedseq.model.auxiliary import AuxiliaryImages
-from pfedseq.model.tower import Tower, fingerprint
+from pfedseq.model.auxiliary import AuxiliaryExamples, auxiliary_images
+from pfedseq.model.backbone import Backbone
+from pfedseq.model.image_source import ImageSource
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.identity import MadeWith, digest, options_made_with
 from pfedseq.runs.records import RoundRecord, RunSummary
 from pfedseq.runs.run import run_method
+from pfedseq.runs.site import backbone_checksum
 from pfedseq.runs.status import StatusFile
-from pfedseq.runs.world import auxiliary_images, load_model
+from pfedseq.runs.world import load_model
 
 Tell = Callable[[str], None]
 
@@ -50,6 +54,7 @@ class Federation:
     names: list[str]
     hellos: tuple[Hello, ...]
     classes: tuple[str, ...]
+    backbone: Backbone
     model: AdaptedModel
 
     @property
@@ -58,9 +63,12 @@ class Federation:
         return self.model.device
 
     @cached_property
-    def auxiliary(self) -> AuxiliaryImages:
+    def auxiliary(self) -> AuxiliaryExamples:
         """Unlabelled images at the server, loaded when a method first needs them."""
-        return auxiliary_images(self.config, self.model)
+        size, seed, backbone = self.config.data.image_size, self.config.run.seed, self.backbone
+        images = load_auxiliary(self.config.auxiliary, size, seed)
+        source = ImageSource(images, backbone.mean, backbone.std, self.device)
+        return auxiliary_images(self.model, source, size, seed)
 
     def made_with(self, name: str) -> MadeWith:
         """What a method's numbers depend on, for its checkpoints."""
@@ -70,14 +78,14 @@ class Federation:
 
     def start(
         self, name: str, states: ClientStates, places: Sequence[Path]
-    ) -> tuple[Server, FlowerClients]:
+    ) -> tuple[Server, Clients]:
         """A method before round 1; memories and personal models stay at the sites."""
         method, options = find_method(name), self.config.method_config(name)
         request = replace(self.roll.request, method=name, classes=self.classes)
         clients = FlowerClients(
             self.roll, self.names, request, self.config.flower.answer_seconds, self.device
         )
-        every = self.config.run.checkpoint_every
+        every, conditions = self.config.run.checkpoint_every, self.config.federation
         clients.kept_at = lambda t: max(0, (t - 1) // every * every - every)
         setup = Setup(
             self.model.initial,
@@ -86,8 +94,11 @@ class Federation:
             self.config.run.seed,
             len(self.classes),
             self.auxiliary if method.needs_auxiliary else None,
+            conditions.aggregation,
+            conditions.trim,
         )
-        return method.server(options, setup), clients
+        some = IntermittentClients(clients, conditions, self.config.run.seed)
+        return method.server(options, setup), some
 
 
 def serve(grid: Any, out: Path, config: Path | None, tell: Tell, pause: float = 0.3) -> RunSummary:
@@ -138,10 +149,10 @@ def _serve(
     names = in_order(roll.members)
     hellos = tuple(roll.members[name] for name in names)
     classes = agreed_classes(dict(zip(names, hellos, strict=True)), config.flower.classes, tell)
-    model = load_model(config, len(classes))
+    backbone, model = load_model(config, len(classes))
     check_equipment(roll.guests.values(), model)
     folder.keep_data(sites_record(config, names, hellos, classes))
-    federation = Federation(config, run, roll, names, hellos, classes, model)
+    federation = Federation(config, run, roll, names, hellos, classes, backbone, model)
     rounds = config.run.rounds
 
     def after(record: RoundRecord) -> None:
@@ -180,9 +191,7 @@ def agreed_classes(hellos: Mapping[str, Hello], rule: str, tell: Tell) -> tuple[
 
 def check_equipment(guests: Iterable[Guest], model: AdaptedModel) -> None:
     """Refuse sites that would compute something else: another backbone, another pfedseq."""
-    vit = model.backbone.model
-    mine = fingerprint(Tower(vit, 0, len(vit.layers)))
-    own = version("pfedseq")
+    mine, own = backbone_checksum(model), version("pfedseq")
     for guest in guests:
         card = guest.card
         if card.version != own:

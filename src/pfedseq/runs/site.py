@@ -25,10 +25,13 @@ from pfedseq.engines.flower.site import Equipment
 from pfedseq.errors import InputError
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
-from pfedseq.model.task import ImageSite
+from pfedseq.model.backbone import Backbone
+from pfedseq.model.personal import save_personal_model
+from pfedseq.model.task import ExampleSite
 from pfedseq.model.tower import Tower, fingerprint
+from pfedseq.params import Params
 from pfedseq.runs.site_config import SiteConfig
-from pfedseq.runs.world import image_source, load_model, site_with_place
+from pfedseq.runs.world import image_source, load_model
 
 
 def adjusted(mine: SiteConfig, text: str) -> Config:
@@ -60,24 +63,36 @@ def own_data(mine: SiteConfig, run: DataConfig) -> DataConfig:
 
 def equip(mine: SiteConfig, request: Request, place: Path) -> Equipment:
     """The client's half of the request's method, around this site's data and backbone."""
-    config, site = _site(mine, request.config, request.classes)
+    config, site, images = _site(mine, request.config, request.classes)
     method = find_method(request.method)
     torch.set_num_threads(config.engine.threads_per_client)
-    about = {"client": mine.name, "number": request.client, "method": request.method}
-    own = site_with_place(replace(site, client=request.client), place / "model", about)
+
+    def keep(phi: Params) -> None:
+        save_personal_model(
+            place / "model",
+            site.model,
+            phi,
+            images.class_names,
+            images.window,
+            client=mine.name,
+            number=request.client,
+            method=request.method,
+            num_train=len(site.data.train),
+        )
+
     return Equipment(
         method.client,
         config.method_config(request.method),
-        own,
+        replace(site, client=request.client, keep=keep),
         site.model.device,
-        backbone_checksum(site) if request.step == "hello" else "",
+        backbone_checksum(site.model) if request.step == "hello" else "",
         version("pfedseq"),
     )
 
 
-def backbone_checksum(site: ImageSite) -> str:
+def backbone_checksum(model: AdaptedModel) -> str:
     """Changes when any frozen weight does."""
-    vit = site.model.backbone.model
+    vit = model.backbone.model
     return fingerprint(Tower(vit, 0, len(vit.layers)))
 
 
@@ -95,24 +110,28 @@ def with_classes(images: ImageSet, classes: tuple[str, ...], site: str) -> Image
 
 
 @lru_cache(maxsize=4)
-def _site(mine: SiteConfig, text: str, classes: tuple[str, ...]) -> tuple[Config, ImageSite]:
+def _site(
+    mine: SiteConfig, text: str, classes: tuple[str, ...]
+) -> tuple[Config, ExampleSite, ImageSet]:
     """Data and model of this site, kept as long as its process lives."""
     config = adjusted(mine, text)
     data = _data(config.data if mine.data is None else own_data(mine, config.data), config.run.seed)
+    images = data.examples
+    if not isinstance(images, ImageSet):
+        raise InputError(f"site {mine.name} has texts: sites of a federation hold images for now")
     if classes:
-        data = replace(data, images=with_classes(data.images, classes, mine.name))
+        images = with_classes(images, classes, mine.name)
     number = 0 if mine.partition is None or mine.data is not None else mine.partition
     if number >= len(data.clients):
         raise InputError(
             f"site {mine.name} has partition-id={number}, but the run's data are divided among "
             f"{len(data.clients)} clients, counted from 0"
         )
-    data = replace(data, clients=(data.clients[number],))
-    model = _model(dump_config(config), len(data.images.class_names))
-    source = image_source(config, data, model)
-    return config, ImageSite(
-        number, model, source, data.clients[0], config.training.batch_size, config.run.seed
-    )
+    data = replace(data, examples=images, clients=(data.clients[number],))
+    backbone, model = _model(dump_config(config), len(images.class_names))
+    source = image_source(config, data, backbone, model)
+    size, seed = config.training.batch_size, config.run.seed
+    return config, ExampleSite(number, model, source, data.clients[0], size, seed), images
 
 
 _data = lru_cache(maxsize=1)(load_data)
@@ -120,6 +139,6 @@ _data = lru_cache(maxsize=1)(load_data)
 
 
 @lru_cache(maxsize=1)
-def _model(text: str, num_classes: int) -> AdaptedModel:
+def _model(text: str, num_classes: int) -> tuple[Backbone, AdaptedModel]:
     """The backbone that all sites of a process share."""
     return load_model(make_config(tomllib.loads(text)), num_classes)
