@@ -1,6 +1,7 @@
 """The methods, each one file that reads like its algorithm box.
 
-To add one: write `methods/yours.py` with a `METHOD` at its end and name it in `_MODULES`.
+To add one: write `methods/yours.py` with a `METHOD` at its end and name it in `_MODULES`; or keep
+it in a file of your own and `register` it.
 """
 
 from difflib import get_close_matches
@@ -29,6 +30,12 @@ METHODS: dict[str, Method] = {
     name: import_module(f"pfedseq.methods.{name}").METHOD for name in _MODULES
 }
 """Every method by name, in the order of the tables."""
+
+
+def register(method: Method) -> None:
+    """Make a method of your own known by its name, in this process."""
+    if METHODS.setdefault(method.name, method) is not method:
+        raise InputError(f"there is already a method {method.name!r}; choose another name")
 
 
 def find_method(name: str) -> Method:
