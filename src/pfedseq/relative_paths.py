@@ -11,6 +11,7 @@ PATH_KEYS = (
     ("auxiliary", "source"),
     ("auxiliary", "store"),
     ("model", "backbone"),
+    ("adapter", "start"),
 )
 _MAY_BE_AN_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 """`owner/name` of the hub, `demo`, `random:vit-tiny`."""

@@ -35,6 +35,7 @@ for command in (
     lists.presets,
 ):
     app.command()(command)
+app.command("import")(models.import_)
 app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
 

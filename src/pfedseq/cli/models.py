@@ -1,4 +1,4 @@
-"""`pfedseq predict`, `evaluate` and `export`: what the clients' models are for."""
+"""`pfedseq predict`, `evaluate`, `export` and `import`: what the clients' models are for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pfedseq.cli.options import EXIT_BAD_INPUT
+from pfedseq.cli.options import EXIT_BAD_INPUT, ConfigName
 from pfedseq.errors import InputError
 
 Models = Annotated[
@@ -164,3 +164,29 @@ def export(
         )
     for folder in folders:
         print(folder)
+
+
+def import_(
+    adapter: Annotated[Path, typer.Argument(help="A PEFT folder: LoRA, DoRA or IA3 on a ViT.")],
+    config: ConfigName,
+    to: Annotated[Path, typer.Option(help="The TOML file to write.")],
+    head: Annotated[
+        bool, typer.Option("--head", help="Start from its head, too: the same classes.")
+    ] = False,
+) -> None:
+    """Write a config whose clients all start from an existing PEFT adapter, on its backbone.
+
+    Example: `pfedseq import tuned-elsewhere lab/pacs --to mine.toml`, then `pfedseq run mine.toml`
+    """
+    from pfedseq.config import dump_config, load_config
+    from pfedseq.files import write_atomically
+    from pfedseq.serving.importing import import_adapter
+
+    if to.exists():
+        raise InputError(f"{to} is there already: choose another --to")
+    made = import_adapter(adapter, load_config(config), head=head)
+    write_atomically(to, dump_config(made))
+    tuned = made.adapter
+    size = "" if tuned.kind == "ia3" else f" of rank {tuned.rank}"
+    print(f"{tuned.kind}{size} on {', '.join(tuned.targets)} of {made.model.backbone}")
+    print(f"{to}: start with `pfedseq run {to}`")

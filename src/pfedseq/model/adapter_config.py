@@ -36,6 +36,18 @@ class AdapterConfig(BaseConfig):
         "0; what lies below the first is computed once per image",
     )
 
+    start: str | None = Field(
+        None,
+        description="a PEFT folder with an adapter of this very kind, which all clients start "
+        "from; `pfedseq import` writes this section",
+    )
+    start_head: bool = Field(
+        False, description="start from its head, too: its classes must be those of the data"
+    )
+    start_sha256: str | None = Field(
+        None, description="checksum of its weights, so that a resumed run starts from the same"
+    )
+
     @model_validator(mode="after")
     def _ia3_drops_nothing(self) -> Self:
         if self.kind == "ia3" and self.dropout:

@@ -91,7 +91,7 @@ class PersonalModel:
             raise InputError(
                 f"{folder} has {len(class_names)} class names for a head of {len(weight)} classes"
             )
-        backbone = _asked_backbone(folder, read, about)
+        backbone = asked_backbone(folder, read, about)
         if shared is None or not _fits(shared, backbone, read.adapter, len(weight)):
             loaded = load_backbone(
                 backbone.name,
@@ -185,7 +185,7 @@ def write_processor(folder: Path, backbone: Backbone) -> None:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class AskedBackbone:
     """The backbone that a folder names; None is for what the backbone itself says."""
 
     name: str
@@ -195,9 +195,12 @@ class _Asked:
     std: Sequence[float] | None
 
 
-def _asked_backbone(folder: Path, read: PeftFolder, about: Mapping[str, Any]) -> _Asked:
+def asked_backbone(
+    folder: Path, read: PeftFolder, about: Mapping[str, Any], or_else: str = ""
+) -> AskedBackbone:
+    """Which backbone a folder is for, or `or_else`; a relative path counts from the folder."""
     processor, named = _read_json(folder / PROCESSOR_FILE), about.get("backbone", {})
-    name = named.get("name") or read.base
+    name = named.get("name") or read.base or or_else
     if not name:
         raise InputError(f"{folder} does not say which backbone its adapter is for")
     beside = folder / name
@@ -207,7 +210,7 @@ def _asked_backbone(folder: Path, read: PeftFolder, about: Mapping[str, Any]) ->
     side = size.get("height") if isinstance(size, dict) else size
     if side is not None and not (isinstance(side, int) and 1 <= side <= LARGEST_SIDE):
         raise InputError(f"{folder / PROCESSOR_FILE} asks for images of {side} pixels a side")
-    return _Asked(
+    return AskedBackbone(
         name,
         named.get("num_heads"),
         side,
@@ -216,7 +219,9 @@ def _asked_backbone(folder: Path, read: PeftFolder, about: Mapping[str, Any]) ->
     )
 
 
-def _fits(model: AdaptedModel, asked: _Asked, adapter: AdapterConfig, num_classes: int) -> bool:
+def _fits(
+    model: AdaptedModel, asked: AskedBackbone, adapter: AdapterConfig, num_classes: int
+) -> bool:
     backbone, config = model.backbone, model.adapter_config
     depth = model.depth
     return (

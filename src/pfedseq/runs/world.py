@@ -28,6 +28,7 @@ from pfedseq.model.auxiliary import AuxiliaryExamples, auxiliary_images
 from pfedseq.model.backbone import Backbone, check_image_size, load_backbone
 from pfedseq.model.image_source import ImageSource
 from pfedseq.model.personal import save_personal_model
+from pfedseq.model.starting import starting_params, starting_sha256
 from pfedseq.model.task import Examples, ExampleSite
 from pfedseq.model.text import NO_THUMBNAILS, TextSource, load_text_encoder, save_text_model
 from pfedseq.model.token_store import with_tokens
@@ -89,12 +90,14 @@ class World:
         return _world_of(config) == _world_of(self.config)
 
     def written_out(self, config: Config) -> Config:
-        """A config of this world with the normalisation that its backbone really gets."""
+        """A config of this world with all that it found: normalisation, the start's checksum."""
         source = self.sites[0].source
         if not isinstance(source, ImageSource):
             return config
         used = config.model.model_copy(update={"mean": source.mean, "std": source.std})
-        return config.model_copy(update={"model": used})
+        start = {"start_sha256": starting_sha256(config.adapter)}
+        adapter = config.adapter.model_copy(update=start)
+        return config.model_copy(update={"model": used, "adapter": adapter})
 
     @cached_property
     def auxiliary(self) -> AuxiliaryExamples:
@@ -189,7 +192,9 @@ def load_model(config: Config, num_classes: int) -> tuple[Backbone, AdaptedModel
         section.backbone, size, section.mean, section.std, num_heads=section.num_heads
     )
     backbone.model.to(pick_device(config.engine.device))
-    return backbone, AdaptedModel(backbone, config.adapter, num_classes, config.run.seed)
+    model = AdaptedModel(backbone, config.adapter, num_classes, config.run.seed)
+    model.initial = starting_params(model)
+    return backbone, model
 
 
 def image_source(
