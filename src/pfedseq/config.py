@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -142,6 +142,12 @@ class Config(BaseConfig):
     engine: EngineConfig = EngineConfig()
     federation: FederationConfig = FederationConfig()
     flower: FlowerConfig = FlowerConfig()
+
+    @model_validator(mode="after")
+    def _only_vits_start_from_a_folder(self) -> Self:
+        if self.adapter.start is not None and self.data.name == "text":
+            raise ValueError("adapter.start is for images; texts start from a new adapter")
+        return self
 
     def method_config(self, name: str) -> MethodConfig:
         """The options of one method: [training]'s, overridden by [methods.NAME]'s."""

@@ -152,3 +152,11 @@ def test_a_run_goes_on_from_the_same_start_only(theirs, config, command, tmp_pat
     code, _, err = command("resume", out)
     assert code == 2
     assert "is not the one that this run began with" in err
+
+
+def test_texts_do_not_start_from_a_folder(theirs, command, tmp_path):
+    config = tmp_path / "notes.toml"
+    config.write_text('[data]\nname = "text"\nsource = "notes.csv"\n')
+    code, _, err = command("import", theirs, config, "--to", tmp_path / "new.toml")
+    assert code == 2
+    assert "adapter.start is for images" in err

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pfedseq.config import load_config
+from pfedseq.config import Config, load_config
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.peft_folder import CONFIG_FILE
@@ -38,7 +38,7 @@ class ClientModels:
             return cls(path, method or read_about(path).get("method"), [_place(path)])
         folder = path
         if RunFolder(path).config.exists():
-            method = _method_of_run(path, method)
+            method = _method_of_run(path, load_config(RunFolder(path).config), method)
             folder = path / "adapters" / method
         found = [entry.parent for entry in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
         if not found:
@@ -79,15 +79,17 @@ def _place(folder: Path) -> Place:
     return Place(str(read_about(folder).get("client", folder.name)), folder)
 
 
-def _method_of_run(path: Path, method: str | None) -> str:
+def _method_of_run(path: Path, config: Config, method: str | None) -> str:
     """The wanted method, or the first of the run that has left models."""
+    if config.data.name == "text":
+        raise InputError(f"{path} is a run on texts: models of images only are put to use here")
     there = {entry.name for entry in path.glob("adapters/*") if entry.is_dir()}
     if not there:
         raise InputError(
             f"{path} has no personal models yet: `pfedseq resume {path}` finishes the run"
         )
     if method is None:
-        in_order = [name for name in load_config(path / "config.toml").run.methods if name in there]
+        in_order = [name for name in config.run.methods if name in there]
         return in_order[0] if in_order else min(there)
     if method not in there:
         raise InputError(f"{path} has no models of {method!r}; it has {some(sorted(there))}")
