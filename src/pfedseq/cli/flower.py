@@ -174,6 +174,20 @@ def resume(
     _submit(Loopback(folder), out.absolute(), None)
 
 
+@app.command()
+def watch(
+    out: Annotated[Path, typer.Argument(help="The results folder of a federation's run.")],
+) -> None:
+    """Watch a federation's run on the SuperLink's machine; ends with 0 only when all is done.
+
+    Example: `pfedseq flower watch results`
+    """
+    try:
+        _watch(out.absolute(), 0.0)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
 @app.command(name="app")
 def write_app(
     folder: Annotated[Path, typer.Argument(help="A new folder for the Flower app.")],
@@ -238,8 +252,9 @@ def _watch(out: Path, asked: float) -> None:
     from pfedseq.runs.status import StatusFile
 
     folder, file = RunFolder(out), StatusFile(out)
-    while (how := file.read()).get("at", 0.0) < asked:
-        if time.time() - asked > LOST_SECONDS:
+    begun = time.time()
+    while (how := file.read()).get("at", -1.0) < asked:
+        if time.time() - begun > LOST_SECONDS:
             raise InputError(f"Flower's server has not begun {out}: see the SuperLink's log")
         time.sleep(WATCH_SECONDS)
     config = load_config(folder.config)

@@ -1,0 +1,142 @@
+"""`pfedseq flower`: keys that fit, processes that are one's own, sentences for what is missing."""
+
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
+
+from pfedseq.cli import app
+from pfedseq.cli.certificates import make_certificates
+from pfedseq.cli.flower import _ended
+from pfedseq.cli.loopback import Loopback, Started, stop
+from pfedseq.errors import InputError
+from pfedseq.runs.status import StatusFile
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["flower", *map(str, arguments)])
+
+
+def handshake(made, host):
+    """A TLS connection with the SuperLink's certificate, checked against the authority."""
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(made.folder / "server.pem", made.folder / "server.key")
+    client = ssl.create_default_context(cafile=str(made.authority))
+    here, there = socket.socketpair()
+
+    def serve():
+        try:
+            server.wrap_socket(there, server_side=True).close()
+        except OSError:
+            there.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        client.wrap_socket(here, server_hostname=host).close()
+    finally:
+        here.close()
+        thread.join()
+
+
+def test_the_certificate_is_for_its_hosts_and_no_other(tmp_path):
+    made = make_certificates(tmp_path, ["127.0.0.1", "link.example.org"], [])
+    handshake(made, "127.0.0.1")
+    handshake(made, "link.example.org")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(made, "elsewhere.example.org")
+
+
+def test_keys_are_private_and_never_replaced(tmp_path):
+    assert call("keys", tmp_path, "--site", "clinic-a").exit_code == 0
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    printed = call("keys", tmp_path, "--site", "clinic-a", "--site", "clinic-b").stdout
+    assert str(tmp_path / "clinic-b.pub") in printed
+    assert all((tmp_path / name).read_bytes() == content for name, content in before.items())
+    for secret in ("ca.key", "server.key", "clinic-a.key", "clinic-b.key"):
+        assert (tmp_path / secret).stat().st_mode & 0o077 == 0
+    with pytest.raises(InputError, match="cannot be called"):
+        make_certificates(tmp_path, ["127.0.0.1"], ["../clinic"])
+
+
+def test_flower_takes_the_public_keys(tmp_path):
+    from flwr.cli.supernode.register import try_load_public_key
+
+    made = make_certificates(tmp_path, ["127.0.0.1"], ["clinic-a"])
+    assert try_load_public_key(made.node_public_key("clinic-a"))
+
+
+def sleeping():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    created = psutil.Process(process.pid).create_time()
+    return process, Started("sleeper", process.pid, created, "log", 1, [])
+
+
+def test_only_what_was_started_is_stopped():
+    """A number that has been given to another process since is not touched."""
+    process, started = sleeping()
+    try:
+        other = replace(started, created=started.created - 100)
+        assert other.process() is None
+        stop([other])
+        assert process.poll() is None
+        stop([started])
+        assert process.wait(timeout=10) != 0
+        assert started.process() is None
+    finally:
+        process.kill()
+
+
+def test_a_server_that_died_without_a_word_is_noticed(tmp_path):
+    process, started = sleeping()
+    status = StatusFile(tmp_path)
+    status.write("running", "round 1 has begun", pid=started.pid, created=started.created)
+    assert _ended(status.read()) is None
+    process.kill()
+    process.wait()
+    assert _ended(status.read()) == "the server was stopped in the middle"
+    status.write("finished", "all methods are done")
+    assert _ended(status.read()) is None
+
+
+def test_watching_ends_with_the_servers_own_sentence(tmp_path):
+    (tmp_path / "config.toml").write_text("[run]\nrounds = 2\n")
+    StatusFile(tmp_path).write("failed", "site clinic-a has other backbone weights")
+    result = call("watch", tmp_path)
+    assert isinstance(result.exception, InputError)
+    assert "other backbone weights" in str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["down", "status"])
+def test_there_is_no_federation_yet(command, tmp_path):
+    result = call(command, "--folder", tmp_path / "none")
+    assert "pfedseq flower up" in str(result.exception)
+
+
+def test_a_federation_of_another_size_is_not_mixed_up(tmp_path):
+    (tmp_path / "processes.json").write_text('{"sites": ["a", "b"], "runs": [], "processes": []}')
+    assert "2 sites" in str(call("up", "--clients", 3, "--folder", tmp_path).exception)
+    assert len(Loopback(tmp_path).sites()) == 2
+    assert call("up", "--folder", tmp_path).exit_code == 0, "nothing has ended, nothing to start"
+
+
+def test_the_app_is_thin_and_flower_accepts_it(tmp_path):
+    from flwr.cli.build import build_fab_from_disk
+
+    assert call("app", tmp_path / "app").exit_code == 0
+    assert len(build_fab_from_disk(tmp_path / "app")) < 20_000
+    assert "exists already" in str(call("app", tmp_path / "app").exception)
+
+
+def test_the_process_of_a_message_does_not_import_pytorch():
+    """Flower starts one for every message: what is heavy stays in the site's worker."""
+    code = "import sys, pfedseq.runs.site_app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
