@@ -27,6 +27,7 @@ CONNECTION = "here"
 """What Flower's own commands call the SuperLink, with FLWR_HOME set to the folder's."""
 START_SECONDS = 90.0
 STOP_SECONDS = 10.0
+RETRY_SECONDS = 5.0
 HOST = "127.0.0.1"
 
 
@@ -121,9 +122,31 @@ class Loopback:
     def start_again(self) -> Iterator[str]:
         """Start those of its processes that have ended, as they were."""
         for one in self.started():
-            if one.process() is None:
+            deadline = time.monotonic() + START_SECONDS
+            while one.process() is None:
                 yield f"starting the {one.role} again"
-                self._wait_for(self._spawn(one.role, one.port, one.arguments))
+                length = Path(one.log).stat().st_size
+                one = self._spawn(one.role, one.port, one.arguments)
+                if one.role == "superlink":
+                    self._wait_for(one)
+                elif not self._has_joined(one, length):
+                    # For a minute after a SuperNode was killed, the SuperLink believes it alive and
+                    # refuses another with its key.
+                    if time.monotonic() > deadline:
+                        raise InputError(
+                            f"the SuperNode of {one.role} does not stay: see {one.log}"
+                        )
+                    yield f"the SuperLink still takes the former {one.role} for alive; waiting"
+                    time.sleep(RETRY_SECONDS)
+
+    def _has_joined(self, one: Started, length: int) -> bool:
+        """Whether a SuperNode was let in by the SuperLink; what it says begins at `length`."""
+        deadline = time.monotonic() + START_SECONDS
+        while one.process() is not None and time.monotonic() < deadline:
+            if b"SuperNode ID" in Path(one.log).read_bytes()[length:]:
+                return True
+            time.sleep(0.2)
+        return False
 
     def stop(self) -> list[Started]:
         """End what still runs of it; gives those."""
