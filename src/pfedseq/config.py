@@ -15,6 +15,7 @@ from pfedseq.base_config import BaseConfig
 from pfedseq.data.auxiliary import AuxiliaryConfig
 from pfedseq.data.config import DataConfig
 from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.privacy import PrivacyConfig
 from pfedseq.errors import InputError
 from pfedseq.federation import LocalTraining, MethodConfig
 from pfedseq.methods import find_method
@@ -141,6 +142,7 @@ class Config(BaseConfig):
     )
     engine: EngineConfig = EngineConfig()
     federation: FederationConfig = FederationConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     flower: FlowerConfig = FlowerConfig()
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from pfedseq.runs.records import (
     BestRound,
     RoundRecord,
     RunSummary,
+    harmed_clients,
     summarise_round,
     summarise_run,
 )
@@ -110,3 +111,33 @@ def test_who_is_absent_is_written_down():
     assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
     everyone = RoundOutcome(3, {}, **COSTS, answered=(0, 1, 2))
     assert "absent" not in summarise_round("local", everyone, ["a", "b", "c"]).to_json()
+
+
+def scored(method, t, accuracies):
+    """A round in which client i has that validation accuracy; none: it has no such data."""
+    metrics = {
+        i: {
+            "test_accuracy": 0.5,
+            "test_loss": 1.0,
+            "test_examples": 4,
+            "validation_accuracy": accuracy or 0.0,
+            "validation_loss": 1.0,
+            "validation_examples": 0 if accuracy is None else 4,
+        }
+        for i, accuracy in enumerate(accuracies)
+    }
+    outcome = RoundOutcome(t, metrics, 0, 0, 0.0, 0.0, 0.0)
+    return summarise_round(method, outcome)
+
+
+def test_clients_that_are_better_off_alone_are_named():
+    runs = {
+        "local": [scored("local", 1, (0.9, 0.9, 0.9, None)), scored("local", 2, (0.5,) * 4)],
+        "fedavg": [scored("fedavg", 2, (0.3, 0.8, 0.6, 0.9))],
+        "pfedseq": [scored("pfedseq", 2, (0.4, 0.5, 0.7, None))],
+        "fedrep": [scored("fedrep", 2, (0.9, 0.9, 0.9, 0.9))],
+    }
+    assert harmed_clients(runs, ("a", "b", "c", "d")) == {
+        "pfedseq": {"local": ["a"], "fedavg": ["b"]}
+    }
+    assert harmed_clients({"pfedseq": runs["pfedseq"]}, ("a", "b", "c", "d")) == {}

@@ -191,6 +191,11 @@ def print_results(summary: RunSummary, folder: Path) -> None:
         )
     _print(table, "Test accuracy in %, last round; traffic and time, all rounds")
     print_each_client(summary)
+    _print_harm(summary)
+    if summary.epsilon is not None:
+        console.print(
+            f"Every client's updates are differentially private: ε = {summary.epsilon:.3g}"
+        )
     files = {
         "summary.json": "these tables and more",
         "metrics.jsonl": "every round, every client",
@@ -201,6 +206,19 @@ def print_results(summary: RunSummary, folder: Path) -> None:
     }
     # Of a federation, the adapters and who holds what are at the sites.
     _print_files(folder, {name: what for name, what in files.items() if (folder / name).exists()})
+
+
+def _print_harm(summary: RunSummary) -> None:
+    """Which clients would be better served without the personalisation."""
+    for method, by_yardstick in summary.harmed.items():
+        for yardstick, clients in by_yardstick.items():
+            shown = ", ".join(clients[:MOST_CLIENT_ROWS])
+            more = len(clients) - MOST_CLIENT_ROWS
+            console.print(
+                f"On validation {METHODS[method].title} does worse than {METHODS[yardstick].title} "
+                f"for {escape(shown)}{f' and {more} more' if more > 0 else ''}",
+                soft_wrap=True,
+            )
 
 
 def print_each_client(summary: RunSummary) -> None:

@@ -129,6 +129,11 @@ def serve(grid: Any, out: Path, config: Path | None, tell: Tell, pause: float = 
 def _serve(
     grid: Any, folder: RunFolder, config: Config, status: StatusFile, tell: Tell, pause: float
 ) -> RunSummary:
+    if config.privacy.noise is not None:
+        raise InputError(
+            "[privacy] is simulated in one process only, its noise follows from the run's seed: "
+            "leave privacy.noise out of a federation of real sites"
+        )
     run = status.read().get("run") or uuid.uuid4().hex
     me = psutil.Process()
     about = {"run": run, "pid": me.pid, "created": me.create_time(), "absent": []}

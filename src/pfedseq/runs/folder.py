@@ -15,7 +15,7 @@ from pfedseq.data.record import DataRecord
 from pfedseq.errors import InputError
 from pfedseq.files import append_line, remove_temporaries, write_atomically
 from pfedseq.runs.identity import config_values, difference
-from pfedseq.runs.records import RoundRecord, RunSummary, summarise_run
+from pfedseq.runs.records import RoundRecord, RunSummary, harmed_clients, summarise_run
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
@@ -164,12 +164,16 @@ class RunFolder:
             grouped.setdefault(record.method, []).append(record)
         return grouped
 
-    def write_summary(self) -> RunSummary:
-        """summary.json from the metrics."""
+    def write_summary(self, epsilon: float | None = None) -> RunSummary:
+        """summary.json from the metrics, and from what private updates guarantee."""
         data = self.read_data() or {"clients": []}
+        names = tuple(client["name"] for client in data["clients"])
+        by_method = self.by_method()
         summary = RunSummary(
-            {name: summarise_run(r) for name, r in self.by_method().items()},
-            tuple(client["name"] for client in data["clients"]),
+            {name: summarise_run(r) for name, r in by_method.items()},
+            names,
+            harmed_clients(by_method, names),
+            epsilon,
         )
         write_atomically(self.summary, _json(summary.to_json(), indent=2))
         return summary

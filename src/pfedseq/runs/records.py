@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +13,9 @@ from pfedseq.engines.rounds import RoundOutcome
 from pfedseq.errors import InputError
 
 Record = TypeVar("Record")
+
+YARDSTICKS = ("local", "fedavg")
+"""What a client could have had without any personalisation from others: its own, or the mean."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +140,17 @@ class RunSummary:
     methods: dict[str, MethodSummary]
     clients: tuple[str, ...] = ()
     """The clients' names, in the order of each method's `test_accuracy`."""
+    harmed: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """By method, then by Local or FedAvg of the same run: the clients that it serves worse."""
+    epsilon: float | None = None
+    """ε of every client's updates, where they were made private."""
 
     def to_json(self) -> dict[str, Any]:
         """Methods by name, and the clients' names."""
         methods = {name: method.to_json() for name, method in self.methods.items()}
-        return {"clients": list(self.clients), "methods": methods}
+        harm = {"harmed": self.harmed} if self.harmed else {}
+        privacy = {"epsilon": self.epsilon} if self.epsilon is not None else {}
+        return {"clients": list(self.clients), "methods": methods, **harm, **privacy}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunSummary:
@@ -150,7 +159,38 @@ class RunSummary:
         return cls(
             {name: MethodSummary.from_json(method) for name, method in methods.items()},
             tuple(values.get("clients", ())),
+            dict(values.get("harmed", {})),
+            values.get("epsilon"),
         )
+
+
+def harmed_clients(
+    by_method: Mapping[str, Sequence[RoundRecord]], names: Sequence[str]
+) -> dict[str, dict[str, list[str]]]:
+    """The clients that a method serves worse, on validation, than Local or FedAvg of the same run.
+
+    Compared are the last evaluations. A client without validation examples cannot be judged.
+    """
+    last = {
+        method: dict(zip(scores.clients, scores.validation_accuracy, strict=True))
+        for method, records in by_method.items()
+        for _, scores in evaluated(records)[-1:]
+    }
+    harmed: dict[str, dict[str, list[str]]] = {}
+    for method, own in last.items():
+        for yardstick in YARDSTICKS:
+            if method in YARDSTICKS or yardstick not in last:
+                continue
+            worse = [
+                names[i] if i < len(names) else str(i)
+                for i, accuracy in own.items()
+                if accuracy is not None
+                and (other := last[yardstick].get(i)) is not None
+                and accuracy < other
+            ]
+            if worse:
+                harmed.setdefault(method, {})[yardstick] = worse
+    return harmed
 
 
 def summarise_round(

@@ -76,6 +76,7 @@ def run_methods(
 
     Ctrl-C stops it after the round at hand, a second one at once.
     """
+    epsilon = world.config.privacy.epsilon(world.config.run.rounds)
     with refusing_company(folder.path), finishing_the_round(tell) as interruption:
         try:
             folder.keep_data(data_record(world.data))
@@ -84,7 +85,7 @@ def run_methods(
             for name in world.config.run.methods:
                 run_method(world, folder, name, listener, tell, interruption)
                 interruption.stop_if_wanted()
-            return folder.write_summary()
+            return folder.write_summary(epsilon)
         except WriteError as problem:
             raise WriteError(
                 f"{problem}; nothing that was done is lost: once that is mended, "

@@ -18,6 +18,7 @@ from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.cohort import automatic_cohort
 from pfedseq.engines.hello import introduce
 from pfedseq.engines.local import LocalClients
+from pfedseq.engines.privacy import PrivateClients
 from pfedseq.engines.states import ClientStates
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
@@ -148,6 +149,8 @@ class World:
         )
         hellos = introduce(clients)
         conditions = self.config.federation
+        if self.config.privacy.noise is not None:
+            clients = PrivateClients(clients, self.config.privacy, self.config.run.seed)
         clients = IntermittentClients(clients, conditions, self.config.run.seed)
         setup = Setup(
             self.model.initial,
