@@ -21,7 +21,10 @@ from pfedseq.federation import Client, Clients, Reply, Tensors
 from pfedseq.seeding import torch_generator
 
 _ORDERS = (
-    [1 + tenth / 10 for tenth in range(1, 100)] + list(range(11, 64)) + [2**k for k in range(6, 13)]
+    [1 + k / 100 for k in range(1, 10)]
+    + [1 + tenth / 10 for tenth in range(1, 100)]
+    + list(range(11, 64))
+    + [2**k for k in range(6, 13)]
 )
 """Of the Rényi divergences among which the accountant takes the best bound."""
 
