@@ -29,6 +29,7 @@ for command in (
     models.export,
     serve.serve,
     experiments.reproduce,
+    experiments.plan,
     page.report,
     lists.methods,
     lists.datasets,

@@ -1,4 +1,4 @@
-"""`pfedseq reproduce`: the paper's tables and figures."""
+"""`pfedseq reproduce` and `plan`: the paper's tables and figures, and what a run will cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pfedseq.cli.options import (
+    ConfigName,
     Device,
     Overrides,
     Rounds,
@@ -110,3 +111,40 @@ def reproduce(
     print_made(files, problems)
     if problems:
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def plan(
+    config: ConfigName,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", help="Plan only this method; may be repeated."),
+    ] = None,
+    rounds: Rounds = None,
+    device: Device = None,
+    overrides: Overrides = None,
+) -> None:
+    """Before a long run: what it will cost in time, traffic, memory and disk.
+
+    Runs every method for a moment on a few batches, so that the time is this machine's, as busy as
+    it is now.
+
+    Examples:
+
+    - `pfedseq plan lab/pacs`
+
+    - `pfedseq plan cifar100 --method pfedseq --method perada --device cuda`
+    """
+    from pfedseq.config import load_config
+    from pfedseq.experiments.plan import plan as make_plan
+    from pfedseq.report.experiments import print_plan
+    from pfedseq.report.progress import StepDisplay
+    from pfedseq.runs.world import World
+
+    values = assignments(overrides, rounds, None, device)
+    if method:
+        names = ", ".join(f'"{name}"' for name in method)
+        values.append(f"run.methods=[{names}]")
+    checked = load_config(config, values)
+    with StepDisplay() as display:
+        found = make_plan(World.build(checked), checked.run.methods, display.report)
+    print_plan(found)

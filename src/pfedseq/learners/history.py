@@ -28,6 +28,8 @@ class History:
     """A window over Δ^1, Δ^2, … that keeps the newest `max_length` rounds (Eq. 6)."""
 
     def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        """L."""
         self._rounds: deque[Tensor] = deque(maxlen=max_length)
 
     def __len__(self) -> int:

@@ -11,10 +11,13 @@ from rich.table import Table
 
 from pfedseq.experiments import paper
 from pfedseq.experiments.catalogue import EXPERIMENTS
+from pfedseq.experiments.plan import Plan
 from pfedseq.experiments.reproduce import Reproduction
 from pfedseq.experiments.sheet import Column, Sheet
+from pfedseq.methods import METHODS
 from pfedseq.report.console import console
-from pfedseq.words import size
+from pfedseq.report.progress import minutes
+from pfedseq.words import count, size
 
 
 def print_sheet(sheet: Sheet) -> None:
@@ -153,3 +156,36 @@ def print_experiments(wanted: Callable[[str], Reproduction]) -> None:
             str(done),
         )
     console.print(table)
+
+
+def print_plan(plan: Plan) -> None:
+    """What a run has to do, then what each method will cost."""
+    console.print(
+        f"{count(plan.rounds, 'round')}, {count(plan.num_clients, 'client')}; "
+        f"{count(plan.training_examples, f'training {plan.unit}')} an epoch, "
+        f"{count(plan.evaluated_examples, f'{plan.unit}')} at each of "
+        f"{count(plan.evaluations, 'evaluation')}",
+        soft_wrap=True,
+    )
+    table = Table(box=SIMPLE, padding=0, collapse_padding=True)
+    table.add_column("method")
+    for heading in ("time", "clients", "server", "testing", "up", "down", "server\nmemory", "disk"):
+        table.add_column(heading, justify="right")
+    for row in plan.methods:
+        table.add_row(
+            METHODS[row.method].title,
+            minutes(row.seconds),
+            minutes(row.training_seconds),
+            minutes(row.server_seconds),
+            minutes(row.evaluate_seconds),
+            size(row.bytes_up),
+            size(row.bytes_down),
+            size(row.server_memory),
+            size(row.disk),
+        )
+    console.print(table)
+    seconds = sum(row.seconds for row in plan.methods)
+    disk = sum(row.disk for row in plan.methods)
+    console.print(
+        f"In all {minutes(seconds)} on this machine, as busy as it is now; {size(disk)} on disk."
+    )

@@ -1,0 +1,85 @@
+"""What a plan says, against what a run then does."""
+
+import pytest
+
+from pfedseq.config import make_config
+from pfedseq.experiments import plan as planning
+from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.run import run
+from pfedseq.runs.world import World
+
+CONFIG = {
+    "run": {"rounds": 4, "methods": ["pfedseq", "fedavg"], "evaluate_every": 3},
+    "data": {"name": "digits", "partition": "dirichlet", "alpha": 1.0, "num_clients": 3},
+    "training": {"lr": 0.02, "batch_size": 8},
+    "methods": {"pfedseq": {"warmup_rounds": 1, "max_sequence_length": 3}},
+}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A plan, and the run that was planned."""
+    config = make_config(CONFIG, ["data.max_images_per_client=40"])
+    heard = []
+    found = planning.plan(
+        World.build(config), config.run.methods, lambda *words: heard.append(words)
+    )
+    assert heard[-1] == ("measuring", 2, 2)
+    out = tmp_path_factory.mktemp("plan") / "run"
+    return found, run(config, out), RunFolder(out)
+
+
+def test_what_can_be_counted_is_exact(both):
+    found, summary, folder = both
+    for row in found.methods:
+        cost = summary.methods[row.method].cost
+        assert (row.bytes_up, row.bytes_down) == (cost.bytes_up, cost.bytes_down)
+    clients = folder.read_data()["clients"]
+    assert found.training_examples == sum(len(client["train"]) for client in clients)
+    assert found.evaluated_examples == sum(len(c["test"]) + len(c["validation"]) for c in clients)
+    assert found.evaluations == len([r for r in folder.by_method()["fedavg"] if r.scores]) == 2
+
+
+def test_disk_is_nearly_what_is_written(both):
+    """Checkpoints and models are tensors but for their names."""
+    found, _, folder = both
+    for row in found.methods:
+        written = sum(
+            path.stat().st_size
+            for place in (folder.path / "checkpoints", folder.path / "adapters")
+            for path in (place / row.method).rglob("*.safetensors")
+        )
+        assert row.disk == pytest.approx(written, rel=0.15)
+
+
+def test_time_grows_with_rounds_and_examples(monkeypatch):
+    """With a clock that only counts examples: 2 s for each trained one, 1 s for each tested."""
+    seen = []
+
+    def count(server, clients, rounds, after_round, every, conditions):
+        sites = clients.clients.sites
+        train = sum(len(site.data.train) for site in sites)
+        test = sum(len(site.data.test) + len(site.data.validation) for site in sites)
+        seen.append((train, test))
+        for t in rounds:
+            after_round(
+                planning.RoundOutcome(
+                    t, {}, 0, 0, 0.0, 0.5, float(test), round_seconds=2.0 * train + 0.5 + test
+                )
+            )
+
+    monkeypatch.setattr(planning, "run_rounds", count)
+    config = make_config(CONFIG, ["run.methods=['fedavg']", "run.rounds=20"])
+    world = World.build(config)
+    found = planning.plan(world, ["fedavg"], lambda *_: None)
+    (row,) = found.methods
+    assert max(train for train, _ in seen) < found.training_examples / 4  # only a few were measured
+    assert row.training_seconds == pytest.approx(20 * 2 * found.training_examples)
+    assert row.server_seconds == pytest.approx(20 * 0.5)
+    assert row.evaluate_seconds == pytest.approx(7 * found.evaluated_examples)
+
+
+def test_a_growing_window_is_followed_until_it_is_full():
+    """1 s at one round, 3 s at three: 1 + 2 + 3 + 3 + 3."""
+    assert planning._growing_seconds(1.0, 3.0, 3, 5) == pytest.approx(12)
+    assert planning._growing_seconds(1.0, 1.0, 1, 4) == pytest.approx(4)
