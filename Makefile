@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-slow kills fuzz setup lint format backbone clean
+.PHONY: help demo test test-slow mutants kills fuzz setup lint format backbone clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,6 +22,11 @@ kills: $(STAMP)  ## kill runs of every method 1,000 times and compare what comes
 
 fuzz: $(STAMP)   ## hand 100,000 broken files to every parser in turn
 	$(BIN)/python -m tests.faults.fuzz --inputs 100000
+
+mutants: $(STAMP) ## change the code in many small ways and count what the tests notice; hours
+	$(BIN)/pip install --quiet --constraint constraints.txt '.[mutants]'
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
 
 setup: $(STAMP)  ## only install
 

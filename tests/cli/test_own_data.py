@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from pfedseq import cli
+from pfedseq.model.token_store import Prefix
 from pfedseq.runs.folder import RunFolder, client_folders
 from tests.model.timm_vit import timm_tensors
 
@@ -265,3 +266,37 @@ def test_folders_of_clients():
         "client_2134",
         "字",
     ]
+
+
+def test_tokens_can_be_computed_ahead(command, place, monkeypatch):
+    """After `--tokens` a run finds all of them and computes none."""
+    layers = ("--set", 'adapter.layers="last 1"')
+    code, out, err = command("data", "prepare", place / "config.toml", "--tokens", *layers)
+    assert (code, err) == (0, "")
+    assert "The tokens of 3 frozen layers are ready" in out
+    (kept,) = (place / "store" / "tokens").glob("*/tokens.npy")
+    before = kept.read_bytes()
+
+    def nobody(self, indices):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(Prefix, "stream", nobody)
+    chosen = ("--method", "fedavg", "--rounds", 1, "--out", place / "out")
+    assert command("run", place / "config.toml", *layers, *chosen)[0] == 0
+    assert kept.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "nothing to compute ahead"),
+        (
+            ("--set", 'model.tokens="none"', "--set", 'adapter.layers="last 1"'),
+            "nothing to compute",
+        ),
+    ],
+)
+def test_tokens_that_cannot_be_kept_are_refused(command, place, arguments, sentence):
+    code, _, err = command("data", "prepare", place / "config.toml", "--tokens", *arguments)
+    assert code == 2
+    assert sentence in err

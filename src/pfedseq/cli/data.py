@@ -42,11 +42,18 @@ def prepare(
         bool,
         typer.Option("--skip-unreadable", help="Leave out images that cannot be read."),
     ] = False,
+    tokens: Annotated[
+        bool,
+        typer.Option(
+            "--tokens", help="Also compute what the layers below adapter.layers make of them."
+        ),
+    ] = False,
     overrides: Overrides = None,
 ) -> None:
     """Read, check, resize and store the images of a data set, once for all runs.
 
-    May be interrupted and called again; what is finished is kept.
+    May be interrupted and called again; what is finished is kept. A run computes tokens that are
+    missing; `--tokens` does it ahead.
 
     Examples:
 
@@ -55,6 +62,8 @@ def prepare(
     - `pfedseq data prepare cifar100` (fetches it from the hub)
 
     - `pfedseq data prepare folder --from photos --set data.layout=owner/class`
+
+    - `pfedseq data prepare my.toml --tokens --set 'adapter.layers="last 4"'`
     """
     from pfedseq.data.preparing import prepare_data, store_root
     from pfedseq.report.progress import StepDisplay
@@ -66,6 +75,10 @@ def prepare(
     try:
         with StepDisplay() as display:
             prepared = prepare_data(config.data, display.report, said_with=_said_with(source))
+            if tokens:
+                from pfedseq.runs.world import fill_tokens
+
+                layers = fill_tokens(config, display.report)
     except KeyboardInterrupt:
         print(
             f"pfedseq: interrupted; what is done stays in {store_root(config.data)} (*.partial), "
@@ -74,6 +87,8 @@ def prepare(
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
     print_prepared(prepared)
+    if tokens:
+        print(f"The tokens of {layers} frozen layers are ready for all runs of this backbone.")
 
 
 @app.command()

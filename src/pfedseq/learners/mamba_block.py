@@ -12,6 +12,12 @@ One block adds to the residual stream r of every row, r (L, N), steps by clients
 
 and the network's output is the sum of its blocks' outputs f at the last step. The last block's
 z, C, y and f are therefore computed at that step only.
+
+The letters, most of them Mamba's (Gu and Dao, 2023): N clients are the channels of r, E = expand·N
+the wider channels inside a block, L the steps (rounds), W the convolution's width, M the states of
+a channel; x is what the scan sees of the input and z what gates its output; δ, of rank numbers,
+becomes the step size; A, B and C are the state's decay, its input and its output; `skip` is
+Mamba's own D. The leading axes K (layers) and R (rows, adapter parameters) are ours.
 """
 
 from collections.abc import Sequence
@@ -69,26 +75,40 @@ def network(rows: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:
 
 def block_output(residual: Tensor, weights: BlockWeights, *, last_only: bool) -> Tensor:
     """f(residual) of one block, (R, L, N); with `last_only` its last step, (R, 1, N)."""
-    steps = residual.shape[1]
-    first = steps - 1 if last_only else 0  # the first step whose output is wanted
-    channels, states = weights.A.shape
-    rank = weights.step_proj.shape[1]
+    channels = weights.A.shape[0]
+    normed = _normalise(residual, weights)
+    u = _convolve(F.linear(normed, weights.in_proj[:channels]), weights)
+    y = _select(u, weights, last_only=last_only)
+    z = F.linear(_with_output(normed, last_only), weights.in_proj[channels:])  # (R, L or 1, E)
+    return F.linear(y * F.silu(z), weights.out_proj)
 
+
+def _normalise(residual: Tensor, weights: BlockWeights) -> Tensor:
+    """n (R, L, N): RMSNorm over the N channels."""
     mean_square = residual.square().mean(-1, keepdim=True)
-    normed = residual * torch.rsqrt(mean_square + RMS_NORM_EPSILON) * weights.norm  # (R, L, N)
-    x = F.linear(normed, weights.in_proj[:channels])  # (R, L, E)
-    z = F.linear(normed[:, first:], weights.in_proj[channels:])
+    return residual * torch.rsqrt(mean_square + RMS_NORM_EPSILON) * weights.norm
 
-    width = weights.conv_weight.shape[1]
+
+def _convolve(x: Tensor, weights: BlockWeights) -> Tensor:
+    """u (R, L, E) of x (R, L, E): each channel by itself, no step sees a later one."""
+    steps, width = x.shape[1], weights.conv_weight.shape[1]
     padded = F.pad(x, (0, 0, width - 1, 0))  # causal: zeros before the first step
     convolved = weights.conv_bias + sum(
         padded[:, w : w + steps] * weights.conv_weight[:, w] for w in range(width)
     )
-    u = F.silu(convolved)  # (R, L, E)
+    return F.silu(convolved)
 
+
+def _select(u: Tensor, weights: BlockWeights, *, last_only: bool) -> Tensor:
+    """y (R, L or 1, E) of u (R, L, E): the scan whose step size, B and C depend on its input."""
+    states, rank = weights.A.shape[1], weights.step_proj.shape[1]
     projected = F.linear(u, weights.x_proj[: rank + states])
     step_input, B = torch.split(projected, [rank, states], dim=-1)  # (R, L, rank), (R, L, M)
-    C = F.linear(u[:, first:], weights.x_proj[rank + states :])  # (R, L or 1, M)
+    C = F.linear(_with_output(u, last_only), weights.x_proj[rank + states :])  # (R, L or 1, M)
     step_size = F.softplus(F.linear(step_input, weights.step_proj, weights.step_bias))
-    y = selective_scan(u, step_size, weights.A, B, C, weights.skip, last_only=last_only)
-    return F.linear(y * F.silu(z), weights.out_proj)
+    return selective_scan(u, step_size, weights.A, B, C, weights.skip, last_only=last_only)
+
+
+def _with_output(steps: Tensor, last_only: bool) -> Tensor:
+    """Of (R, L, …) the steps whose output is wanted: all, or the last."""
+    return steps[:, -1:] if last_only else steps

@@ -247,6 +247,14 @@ def print_each_client(summary: RunSummary) -> None:
     )
 
 
+IN_A_COHORT = (
+    "All methods train in one stacked pass for every gradient that reaches the adapter. What falls "
+    "back to one client after the other: testing and FedRep's head phase, which go through the "
+    "backbone in large batches as it is; FedALA's losses; PeFLL's embedding of thumbnails; with "
+    "adapter.dropout, and for texts, everything."
+)
+
+
 def print_methods(verbose: bool) -> None:
     """Names, titles and one line each; with `verbose` every option and its default."""
     table = Table(title="Methods", title_justify="left")
@@ -263,6 +271,7 @@ def print_methods(verbose: bool) -> None:
     if verbose:
         console.print()
         console.print(_variants())
+        console.print(f"\n[bold]In a cohort[/bold] (engine.cohort)  [dim]{IN_A_COHORT}[/dim]")
 
 
 def _variants() -> Table:

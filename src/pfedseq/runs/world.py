@@ -13,6 +13,7 @@ import torch
 from pfedseq.config import Config, RunConfig, TrainingConfig
 from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.dataset import FederatedData, ImageSet, TextSet
+from pfedseq.data.image_store import Report
 from pfedseq.data.loading import load_data, remarks
 from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.cohort import automatic_cohort
@@ -201,14 +202,34 @@ def load_model(config: Config, num_classes: int) -> tuple[Backbone, AdaptedModel
 
 
 def image_source(
-    config: Config, data: FederatedData, backbone: Backbone, model: AdaptedModel
+    config: Config,
+    data: FederatedData,
+    backbone: Backbone,
+    model: AdaptedModel,
+    report: Report | None = None,
 ) -> ImageSource:
-    """The images as the adapted layers read them."""
+    """The images as the adapted layers read them; tokens that are not there yet are computed."""
     assert isinstance(data.examples, ImageSet)
     source = ImageSource(data.examples, backbone.mean, backbone.std, model.device)
     if model.prefix is None:
         return source
-    return with_tokens(source, model.prefix, data.clients, config.model.tokens, config.data.store)
+    section, store = config.model, config.data.store
+    return with_tokens(source, model.prefix, data.clients, section.tokens, store, report)
+
+
+def fill_tokens(config: Config, report: Report) -> int:
+    """Compute ahead what the frozen layers make of the clients' images; gives how many layers."""
+    data = load_data(config.data, config.run.seed)
+    if data.examples.fingerprint is None or not isinstance(data.examples, ImageSet):
+        raise InputError(f"of {config.data.name} no tokens are kept from run to run")
+    backbone, model = load_model(config, len(data.examples.class_names))
+    if model.prefix is None or config.model.tokens == "none":
+        raise InputError(
+            "no layer lies below the first adapter, or model.tokens is 'none': there is nothing to "
+            "compute ahead; set adapter.layers, such as 'last 4'"
+        )
+    image_source(config, data, backbone, model, report)
+    return len(model.prefix.layers)
 
 
 def load_text_model(config: Config, texts: TextSet) -> tuple[AdaptedModel, TextSource]:
