@@ -148,3 +148,17 @@ def test_late_clients_are_not_asked_before_their_round():
     conditions = FederationConfig(late_clients=0.25, late_round=3)
     _, clients, _ = build("fedavg", conditions)
     assert [list(clients.participants(t)) for t in (1, 2, 3)] == [[0, 1, 2]] * 2 + [[0, 1, 2, 3]]
+
+
+def test_a_newcomer_to_pfedseq_gets_the_mean_adapter_then_a_calibration():
+    """Client 3 joins in round 5; the warm-up ends with round 2."""
+    conditions = FederationConfig(late_clients=0.25, late_round=5)
+    server, clients, _ = build("pfedseq", conditions)
+    for t in range(1, 7):
+        before = server.adapters.clone()
+        server.run_round(t, clients)
+        deltas = server.history.newest()
+        present = torch.tensor([True, True, True, t >= 5])
+        shared = server.setup.aggregate(before + deltas, present)
+        assert torch.equal(server.adapters[3], shared) == (t < 5)
+        assert torch.equal(server.adapters[0], shared) == (t <= 2)

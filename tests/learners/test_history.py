@@ -38,3 +38,15 @@ def test_newest_is_the_last_one_appended():
     for deltas in (THEN, NOW):
         history.append(deltas)
         assert torch.equal(history.newest(), deltas)
+
+
+def test_known_are_the_clients_with_an_update_in_the_window():
+    history = History(2)
+    here = torch.zeros_like(THEN)
+    here[1, 0, 1] = -0.5
+    history.append(here)
+    assert history.known().tolist() == [False, True, False]
+    history.append(THEN * torch.tensor([1.0, 0.0, 0.0])[:, None, None])
+    assert history.known().tolist() == [True, True, False]
+    history.append(torch.zeros_like(THEN))
+    assert history.known().tolist() == [True, False, False], "client 1's has left the window"

@@ -39,6 +39,10 @@ class History:
         """The last round's Δ (N, K, D); none before the first."""
         return self._rounds[-1] if self._rounds else None
 
+    def known(self) -> Tensor:
+        """(N,) the clients of which the window holds an update."""
+        return torch.stack([(deltas != 0).flatten(1).any(1) for deltas in self._rounds]).any(0)
+
     def append(self, deltas: Tensor) -> None:
         """Add one round's Δ (N, K, D); the oldest beyond L rounds is forgotten."""
         self._rounds.append(deltas.detach())

@@ -9,7 +9,8 @@ client's own ω_i.
 Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, and where it
 starts) is named in `LearnerConfig`. By default ξ starts from the client's decayed drift from the
 mean and the mean's own momentum, which the paper does not have; docs/learner.md has the evidence. A
-client that misses a round counts as Δ = 0 in the history and not at all in Eq. (1).
+client that misses a round counts as Δ = 0 in the history and not at all in Eq. (1); one
+without any update in the window, such as a newcomer, gets no ξ.
 """
 
 from collections.abc import Mapping
@@ -96,7 +97,8 @@ class PFedSeqServer(Server):
             calibrations = self._calibrations(t)
             if self.config.max_calibration is not None:
                 calibrations = bounded(calibrations, shared, self.config.max_calibration)
-            self.adapters = base + calibrations  # Eq. (3)
+            known = self.history.known()[:, None, None]  # who is new gets the mean adapter
+            self.adapters = base + torch.where(known, calibrations, 0.0)  # Eq. (3)
 
     @torch.no_grad()
     def _calibrations(self, t: int) -> Tensor:
