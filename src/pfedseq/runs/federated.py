@@ -161,9 +161,10 @@ def _serve(
     rounds = config.run.rounds
 
     def after(record: RoundRecord) -> None:
-        absent = (
-            sorted(set(names) - {names[i] for i in record.scores.clients}) if record.scores else []
-        )
+        there = set(range(len(names))) - set(record.absent)
+        if record.scores is not None:
+            there &= set(record.scores.clients)
+        absent = [name for i, name in enumerate(names) if i not in there]
         score = f", accuracy {record.scores.client_mean:.4f}" if record.scores else ""
         sentence = f"{record.method}: round {record.round} of {rounds}{score}"
         status.write("running", sentence, absent=absent)
