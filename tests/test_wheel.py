@@ -87,6 +87,7 @@ def test_the_demo_runs_from_the_wheel(tmp_path):
     wheel = build_wheel(tmp_path)
     names = members(wheel)
     assert "pfedseq/presets/lab/pacs.toml" in names
+    assert "pfedseq/serving/page/index.html" in names
     assert "pfedseq/py.typed" in names
     if shutil.which(sysconfig.get_config_var("CC").split()[0]):
         assert any("_mamba_kernel" in name for name in names)

@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -256,14 +257,36 @@ def test_the_command_serves_until_it_is_stopped(finished, photo, tmp_path):
     )
     try:
         line = process.stdout.readline()
-        assert line.startswith("3 clients' models at http://127.0.0.1:")
-        with client(line.split()[4], headers={"Authorization": "Bearer abc"}) as http:
+        assert line.startswith("3 clients at http://127.0.0.1:")
+        with client(line.split()[3], headers={"Authorization": "Bearer abc"}) as http:
             answer = http.post("/predict", params={"client": "quarry"}, content=photo)
             assert answer.status_code == 200
             assert http.get("/clients").json()["method"] == "fedrep"
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("nas", False)],
+)
+def test_who_can_reach_the_service(host, alone, finished, command, monkeypatch):
+    """Beyond this machine, and without a token, there is a warning."""
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    monkeypatch.setattr("pfedseq.cli.serve._listen", lambda host, port: socket.socket())
+    warning = f"anyone who reaches {host} can use these models"
+    assert (warning in command("serve", finished, "--host", host)[2]) is not alone
+    monkeypatch.setenv("PFEDSEQ_TOKEN", "abc")
+    assert warning not in command("serve", finished, "--host", host)[2]
+
+
+def test_a_port_in_use_is_a_sentence(finished, command):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out, err = command("serve", finished, "--port", port)
+    assert (code, out) == (2, "")
+    assert f"cannot listen at 127.0.0.1, port {port} (Address already in use)" in err
 
 
 def test_wrong_arguments_get_a_sentence(finished, command, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ import typer
 
 from pfedseq.cli.models import MethodName, Models
 from pfedseq.errors import InputError
+from pfedseq.words import count
 
 TOKEN_VARIABLE = "PFEDSEQ_TOKEN"
 
@@ -63,15 +65,24 @@ def serve(
             f"pfedseq: warning: anyone who reaches {host} can use these models; set a token",
             file=sys.stderr,
         )
-    config = uvicorn.Config(
-        make_service(served, limits, token), host=host, port=port, log_level="warning", ws="none"
-    )
-    server = uvicorn.Server(config)
-    sockets = [config.bind_socket()]
+    listening = _listen(host, port)
     place = f"[{host}]" if ":" in host else host
-    address = f"http://{place}:{sockets[0].getsockname()[1]}/"
-    print(f"{len(found.names)} clients' models at {address} (Ctrl-C ends it)", flush=True)
-    server.run(sockets)
+    address = f"http://{place}:{listening.getsockname()[1]}/"
+    print(f"{count(len(found.names), 'client')} at {address} (Ctrl-C ends it)", flush=True)
+    app = make_service(served, limits, token)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none")).run([listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+        )
+    except OSError as problem:
+        why = os.strerror(problem.errno) if problem.errno and problem.errno > 0 else problem
+        raise InputError(
+            f"cannot listen at {host}, port {port} ({why}): choose another --host or --port"
+        ) from None
 
 
 def _token(file: Path | None) -> str | None:
