@@ -30,6 +30,7 @@ for command in (
     serve.serve,
     experiments.reproduce,
     experiments.plan,
+    experiments.tune,
     page.report,
     lists.methods,
     lists.datasets,

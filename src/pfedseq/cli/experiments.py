@@ -1,4 +1,4 @@
-"""`pfedseq reproduce` and `plan`: the paper's tables and figures, and what a run will cost."""
+"""`pfedseq reproduce`, `plan` and `tune`: the paper's tables, costs and grid searches."""
 
 from __future__ import annotations
 
@@ -148,3 +148,51 @@ def plan(
     with StepDisplay() as display:
         found = make_plan(World.build(checked), checked.run.methods, display.report)
     print_plan(found)
+
+
+def tune(
+    config: ConfigName,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, comma-separated, or: all; default: the config's.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="At most so many trials of each method.")] = 5,
+    seeds: Annotated[str, typer.Option(help="Seeds of each trial, comma-separated.")] = "0",
+    rounds: Rounds = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default runs/tune-NAME.")] = None,
+    device: Device = None,
+    overrides: Overrides = None,
+) -> None:
+    """Search each method's grid (the paper's, Appendix B) on validation data alone.
+
+    Every method gets the same number of trials. The test data are never read. What is finished is
+    not run again.
+
+    Examples:
+
+    - `pfedseq tune demo --methods pfedseq,ditto --trials 4`
+
+    - `pfedseq run runs/tune-demo/winner.toml`
+    """
+    from pfedseq.config import load_config
+    from pfedseq.experiments.tune import tune as search
+    from pfedseq.experiments.tune import write_tuning
+    from pfedseq.methods import METHODS, find_method
+    from pfedseq.report.experiments import print_made, print_trials
+    from pfedseq.report.progress import SequenceDisplay
+
+    checked = load_config(config, assignments(overrides, rounds, None, device))
+    names = list(METHODS) if methods == "all" else words(methods) or list(checked.run.methods)
+    for name in names:
+        find_method(name)
+    seed_numbers = numbers(seeds, "--seeds")
+    if not seed_numbers:
+        raise InputError("--seeds must name at least one seed, e.g. 0")
+    folder = out or Path("runs") / f"tune-{checked.run.name}"
+    with (
+        interruptible("the same command goes on"),
+        SequenceDisplay(len(names) * trials * len(seed_numbers), folder) as display,
+    ):
+        found = search(checked, names, seed_numbers, trials, folder, display.announce, tell_once())
+    files = write_tuning(checked, found, folder)
+    print_trials(found)
+    print_made(files, {})

@@ -70,5 +70,5 @@ class FederatedData:
 
 
 def all_images(client: ClientData) -> NDArray[np.int64]:
-    """Indices of all images of a client."""
-    return np.concatenate([client.train, client.validation, client.test])
+    """Indices of all images of a client, each once."""
+    return np.unique(np.concatenate([client.train, client.validation, client.test]))

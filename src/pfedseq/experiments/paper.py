@@ -65,6 +65,12 @@ def swept_values(experiment: str) -> list[int]:
     return values
 
 
+def grid(method: str) -> dict[str, list[float]]:
+    """The values of each option that a search goes through: Appendix B's, or else ours."""
+    grids: dict[str, dict[str, list[float]]] = _paper()["grids_of_ours"] | _paper()["grids"]
+    return grids[method]
+
+
 @lru_cache(maxsize=1)
 def _paper() -> dict[str, Any]:
     return tomllib.loads(_FILE.read_text(encoding="utf-8"))

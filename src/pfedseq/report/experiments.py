@@ -14,6 +14,7 @@ from pfedseq.experiments.catalogue import EXPERIMENTS
 from pfedseq.experiments.plan import Plan
 from pfedseq.experiments.reproduce import Reproduction
 from pfedseq.experiments.sheet import Column, Sheet
+from pfedseq.experiments.tune import Trial, at_edges, winners
 from pfedseq.methods import METHODS
 from pfedseq.report.console import console
 from pfedseq.report.progress import minutes
@@ -189,3 +190,32 @@ def print_plan(plan: Plan) -> None:
     console.print(
         f"In all {minutes(seconds)} on this machine, as busy as it is now; {size(disk)} on disk."
     )
+
+
+def print_trials(found: Sequence[Trial]) -> None:
+    """All trials, each method's best first, and what may lie beyond the grid."""
+    best = winners(found)
+    table = Table(box=SIMPLE, padding=0, collapse_padding=True)
+    table.add_column("method")
+    table.add_column("values")
+    table.add_column("validation", justify="right")
+    for trial in found:
+        table.add_row(
+            METHODS[trial.method].title,
+            ", ".join(f"{option} = {value:g}" for option, value in trial.values.items()),
+            "failed" if trial.score is None else f"{100 * trial.score:.2f}",
+            style="bold" if trial in best else None,
+        )
+    console.print("[italic]Validation accuracy in %, last round, mean over clients[/italic]")
+    console.print(table)
+    for trial in best:
+        for option in at_edges(trial):
+            console.print(
+                f"Warning: {METHODS[trial.method].title}'s best {option} = "
+                f"{trial.values[option]:g} lies at the edge of its grid: a better one may be "
+                "beyond it",
+                soft_wrap=True,
+            )
+    for name in dict.fromkeys(trial.method for trial in found):
+        if name not in [trial.method for trial in best]:
+            console.print(f"Warning: no trial of {METHODS[name].title} came to an end")

@@ -45,6 +45,7 @@ def sweep(
     finished: Callable[[RunFolder], None] = lambda _: None,
     tell: Tell = tell_nobody,
     failed: Callable[[Entry, InputError], None] | None = None,
+    build: Callable[[Config], World] = World.build,
 ) -> dict[str, RunSummary]:
     """Run what `out` does not hold yet and return all summaries by label.
 
@@ -55,8 +56,8 @@ def sweep(
     what the user should know. A run that cannot be made, such as one that diverges, ends the
     sweep, or, where `failed` is given, is told to it and missing from the result.
 
-    Consecutive entries that differ only in their methods, rounds or local training share one
-    world. Runs that were to have the same data and had not are refused.
+    `build` makes an entry's world. Consecutive entries that differ only in their methods, rounds
+    or local training share one. Runs that were to have the same data and had not are refused.
     """
     _check(entries, out)
     seen = _DataSeen()
@@ -79,7 +80,7 @@ def sweep(
                 if folder.summary.exists():  # finished while we took the lock
                     continue
                 if world is None or not world.serves(entry.config):
-                    world = World.build(entry.config)
+                    world = build(entry.config)
                     seen.check(entry, data_record(world.data), out)
                     for note in world.notes:
                         tell(note)
