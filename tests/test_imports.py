@@ -1,5 +1,6 @@
 """Who may import whom is said once, in pyproject.toml; import-linter checks it here too."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,3 +18,10 @@ def test_help_does_not_wait_for_torch():
     code = "import sys, pfedseq.cli; print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
+
+
+def test_no_test_file_imports_from_another():
+    """What tests share is in files of its own."""
+    borrowed = re.compile(r"^(from|import) (tests\.)?(\w+\.)*test_\w+", re.M)
+    files = (ROOT / "tests").rglob("*.py")
+    assert [str(f) for f in files if borrowed.search(f.read_text(encoding="utf-8"))] == []

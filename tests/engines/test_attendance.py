@@ -5,51 +5,8 @@ import torch
 
 from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.conditions import FederationConfig
-from pfedseq.engines.local import LocalClients
-from pfedseq.engines.rounds import run_rounds
-from pfedseq.methods import METHODS
-from pfedseq.runs.checkpoint import server_state
-from tests.every_method import OPTIONS, every_method
-from tests.toys import make_setup, quadratic_federation, random_centers
-
-SIZES = (4, 2, 3, 5)
-CENTERS = random_centers(len(SIZES))
-ROUNDS = 5
-QUICK = {"perada": {"distillation_steps": 3}}
-
-
-def build(name, conditions, centers=CENTERS, sizes=SIZES, wrap=IntermittentClients):
-    method = METHODS[name]
-    config = method.config(lr=0.1, **(OPTIONS | QUICK).get(name, {}))
-    sites = quadratic_federation(centers, sizes, num_batches=2)
-    clients = LocalClients(method.client, config, sites)
-    server = method.server(config, make_setup(centers, sizes, ROUNDS))
-    return server, wrap(clients, conditions, 0), clients
-
-
-def play(name, conditions, rounds=ROUNDS, **more):
-    """The server, its engine and every round's outcome."""
-    server, clients, engine = build(name, conditions, **more)
-    outcomes = []
-    run_rounds(server, clients, range(1, rounds + 1), outcomes.append, conditions=conditions)
-    return server, engine, outcomes
-
-
-def memories(server, engine, but=()):
-    """All that server and clients remember, as one flat dict."""
-    states = {
-        f"{i}/{key}": value
-        for i in engine.ids
-        if i not in but
-        for key, value in engine.states.get(i).items()
-    }
-    return server_state(server) | states
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for key in a:
-        assert torch.equal(a[key], b[key]), key
+from tests.engines.absences import CENTERS, ROUNDS, Silent, assert_same, build, memories, play
+from tests.every_method import every_method
 
 
 class Without(IntermittentClients):
@@ -57,13 +14,6 @@ class Without(IntermittentClients):
 
     def participants(self, t):
         return [i for i in self.ids if i != 2]
-
-
-class Silent(IntermittentClients):
-    """Client 2 is asked, but vanishes."""
-
-    def vanishes(self, t, i):
-        return i == 2
 
 
 OTHER_DATA = [*CENTERS[:2], 7 * CENTERS[2], *CENTERS[3:]]

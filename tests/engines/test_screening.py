@@ -13,7 +13,7 @@ from pfedseq.errors import InputError
 from pfedseq.federation import Reply
 from pfedseq.methods import METHODS
 from pfedseq.params import Params, trimmed_mean
-from tests.engines.test_attendance import ROUNDS, Silent, assert_same, build, memories, play
+from tests.engines.absences import ROUNDS, Silent, assert_same, build, memories, play
 from tests.every_method import every_method
 from tests.toys import make_setup, quadratic_federation, random_centers
 

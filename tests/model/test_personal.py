@@ -24,10 +24,10 @@ from pfedseq.model.peft_folder import read_peft_folder
 from pfedseq.model.personal import PersonalModel, save_personal_model
 from pfedseq.model.published import write_backbone, write_merged
 from pfedseq.params import Params
+from tests.model.some_models import NAMES, some_phi
 from tests.model.timm_vit import timm_tensors
 from tests.model.whole_model import load_with_peft
 
-NAMES = ("ant", "bee", "cat", "dog", "eel")
 ADAPTERS = [
     AdapterConfig(),
     AdapterConfig(rank=1, alpha=3.0, targets=("query",)),
@@ -52,15 +52,6 @@ def base(backbone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("backbone") / "vit"
     write_backbone(backbone, folder)
     return folder
-
-
-def some_phi(model, seed=3, scale=0.3):
-    rng = torch.Generator().manual_seed(seed)
-    initial = model.initial
-    return Params(
-        initial.adapter + scale * torch.randn(initial.adapter.shape, generator=rng),
-        initial.head + scale * torch.randn(initial.head.shape, generator=rng),
-    )
 
 
 def some_pixels(size=32):

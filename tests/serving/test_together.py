@@ -16,7 +16,7 @@ from pfedseq.model.personal import PersonalModel
 from pfedseq.serving.batching import Batcher, TooManyWaiting
 from pfedseq.serving.client_models import ClientModels
 from pfedseq.serving.together import ModelsTogether, load_together, mean_model
-from tests.model.test_personal import NAMES, some_phi
+from tests.model.some_models import NAMES, some_phi
 
 
 def models(config, number=4):

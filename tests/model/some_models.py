@@ -1,0 +1,16 @@
+"""Names of classes, and parameters that are no model's first ones."""
+
+import torch
+
+from pfedseq.params import Params
+
+NAMES = ("ant", "bee", "cat", "dog", "eel")
+
+
+def some_phi(model, seed=3, scale=0.3):
+    rng = torch.Generator().manual_seed(seed)
+    initial = model.initial
+    return Params(
+        initial.adapter + scale * torch.randn(initial.adapter.shape, generator=rng),
+        initial.head + scale * torch.randn(initial.head.shape, generator=rng),
+    )
