@@ -101,6 +101,9 @@ def test_a_server_that_died_without_a_word_is_noticed(tmp_path):
     status.write("running", "round 1 has begun", pid=started.pid, created=started.created)
     assert _ended(status.read()) is None
     process.kill()
+    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+        pass
+    assert _ended(status.read()) == "the server was stopped in the middle", "nobody waited for it"
     process.wait()
     assert _ended(status.read()) == "the server was stopped in the middle"
     status.write("finished", "all methods are done")

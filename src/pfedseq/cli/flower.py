@@ -283,15 +283,10 @@ def _watch(out: Path, asked: float) -> None:
 
 def _ended(how: dict[str, Any]) -> str | None:
     """What to say of a server that ended without a word; None while it runs, or ended well."""
-    import psutil
+    from pfedseq.cli.loopback import running
 
-    if how.get("state") in ("finished", "failed", None):
+    if how.get("state") in ("finished", "failed", None) or running(how["pid"], how["created"]):
         return None
-    try:
-        if abs(psutil.Process(how["pid"]).create_time() - how["created"]) < 0.1:
-            return None
-    except psutil.NoSuchProcess:
-        pass
     return "the server was stopped in the middle"
 
 

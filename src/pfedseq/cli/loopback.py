@@ -44,12 +44,7 @@ class Started:
 
     def process(self) -> psutil.Process | None:
         """It, if it still runs."""
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < 0.1
-            return process if same and _runs(process) else None
-        except psutil.NoSuchProcess:
-            return None
+        return running(self.pid, self.created)
 
 
 class Loopback:
@@ -245,6 +240,18 @@ def stop(started: Sequence[Started]) -> None:
         time.sleep(0.1)
     for process in left:
         _unless_gone(process.kill)
+
+
+def running(pid: int, created: float) -> psutil.Process | None:
+    """The process of that number, if it is the one that was started then and has not ended.
+
+    A process that was killed keeps its number until its parent has taken note.
+    """
+    try:
+        process = psutil.Process(pid)
+        return process if abs(process.create_time() - created) < 0.1 and _runs(process) else None
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _runs(process: psutil.Process) -> bool:
