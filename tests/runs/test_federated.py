@@ -6,11 +6,14 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
 from pfedseq import load_config, run
+from pfedseq.cli import app
 from pfedseq.config import dump_config, make_config
+from pfedseq.data.record import train_count
 from pfedseq.engines.flower.envelope import Envelope
 from pfedseq.errors import InputError
 from pfedseq.federation import Hello
@@ -103,6 +106,13 @@ def test_a_federation_makes_the_bits_of_one_machine(config, tmp_path, in_process
     assert told[-1].startswith("pfedseq: round 3 of 3, accuracy")
     assert StatusFile(tmp_path / "out").read()["state"] == "finished"
     assert not (tmp_path / "out" / "adapters").exists(), "personal models stay at the sites"
+    record = RunFolder(tmp_path / "out").read_data()
+    alone = RunFolder(in_process).read_data()
+    assert [train_count(c) for c in record["clients"]] == [
+        len(c["train"]) for c in alone["clients"]
+    ]
+    report = CliRunner().invoke(app, ["report", str(tmp_path / "out")])
+    assert report.exit_code == 0, report.output
 
 
 def test_a_server_that_was_killed_goes_on_and_ends_with_the_same_bits(config, tmp_path, in_process):

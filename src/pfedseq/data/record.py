@@ -1,6 +1,7 @@
 """Which images a run was made on and who held which: kept with its results, and compared later."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,12 @@ def data_record(data: FederatedData) -> DataRecord:
             for client in data.clients
         ],
     }
+
+
+def train_count(client: Mapping[str, Any]) -> int:
+    """|D_i| of a client in a record; of a federation's site only the count is known."""
+    train = client["train"]
+    return train if isinstance(train, int) else len(train)
 
 
 def difference(then: DataRecord, now: DataRecord, *, division: bool = True) -> str | None:

@@ -12,6 +12,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from pfedseq.config import Config, load_config
+from pfedseq.data.record import train_count
 from pfedseq.errors import InputError
 from pfedseq.experiments.statistics import MeanStd, paired_interval
 from pfedseq.methods import METHODS
@@ -111,7 +112,7 @@ def _board(name: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
     return {
         "name": name,
         "clients": [client["name"] for client in first.data["clients"]],
-        "sizes": [len(client["train"]) for client in first.data["clients"]],
+        "sizes": [train_count(client) for client in first.data["clients"]],
         "images": first.data["num_images"],
         "classes": first.data["class_names"],
         "notes": first.data.get("notes", []),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from pfedseq.config import load_config
+from pfedseq.data.record import train_count
 from pfedseq.errors import InputError
 from pfedseq.federation import Setup
 from pfedseq.learners.attribution import attribute
@@ -29,7 +30,7 @@ def calibration_origins(folder: RunFolder) -> dict[str, Any] | None:
     config, data = load_config(folder.config), folder.read_data()
     assert data is not None  # a run writes down its data before its first round
     nothing = Params(torch.zeros(memory["adapters"].shape[1:]), torch.zeros(1))
-    counts = tuple(len(client["train"]) for client in data["clients"])
+    counts = tuple(train_count(client) for client in data["clients"])
     setup = Setup(nothing, counts, config.run.rounds, config.run.seed)
     server = PFedSeqServer(config.method_config("pfedseq"), setup)  # type: ignore[arg-type]
     try:
