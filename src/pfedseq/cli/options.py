@@ -24,6 +24,10 @@ Overrides = Annotated[
         "--set", metavar="SECTION.KEY=VALUE", help="Override a config value; may be repeated."
     ),
 ]
+Track = Annotated[
+    str | None,
+    typer.Option(metavar="WHERE", help="Also send every round to tensorboard or mlflow."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto.")]
 
 

@@ -14,6 +14,7 @@ from pfedseq.cli.options import (
     Device,
     Overrides,
     Rounds,
+    Track,
     assignments,
     interruptible,
     numbers,
@@ -36,6 +37,7 @@ def run(
         Path | None, typer.Option(help="Results folder; default runs/NAME-DATE-TIME.")
     ] = None,
     device: Device = None,
+    track: Track = None,
     overrides: Overrides = None,
 ) -> None:
     """Run the methods of a config and write their results to one folder.
@@ -50,6 +52,8 @@ def run(
     - `pfedseq run demo --method pfedseq --method fedrep --rounds 10 --seed 1`
 
     - `pfedseq run demo --set data.partition=dirichlet --set training.lr=0.02`
+
+    - `pfedseq run demo --track tensorboard`
     """
     from pfedseq.api import run as run_config
     from pfedseq.config import load_config
@@ -60,11 +64,12 @@ def run(
         values.append(f"run.methods=[{names}]")
     checked = load_config(config, values)
     folder = out or Path("runs") / f"{checked.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    _show(checked, lambda listener: run_config(checked, folder, listener, tell), folder)
+    _show(checked, lambda listener: run_config(checked, folder, listener, tell), folder, track)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The results folder of a run that was cut off.")],
+    track: Track = None,
 ) -> None:
     """Continue a run from its last checkpoints; the results are those of an unbroken run.
 
@@ -74,7 +79,7 @@ def resume(
     from pfedseq.config import load_config
 
     config = load_config(folder / "config.toml")
-    _show(config, lambda listener: resume_run(folder, listener, tell), folder)
+    _show(config, lambda listener: resume_run(folder, listener, tell), folder, track)
 
 
 def compare(
@@ -128,16 +133,29 @@ def compare(
     print_comparison(rows, seed_numbers, folder)
 
 
-def _show(config: Any, work: Any, folder: Path) -> None:
+def _show(config: Any, work: Any, folder: Path, track: str | None) -> None:
     """Run `work` behind a progress display, then print the table and where things are."""
     from pfedseq.report.progress import ProgressDisplay
     from pfedseq.report.tables import print_results
+    from pfedseq.report.tracking import open_tracking
     from pfedseq.runs.folder import RunFolder
+
+    tracking = open_tracking(track, config, folder, tell) if track else None
 
     for sentence in config.advice():
         print(f"pfedseq: warning: {sentence}", file=sys.stderr)
     with interruptible(f"`pfedseq resume {folder}` goes on"):
         earlier = RunFolder(folder).by_method()
         with ProgressDisplay(config.run.methods, config.run.rounds, earlier) as display:
-            summary = work(display.advance)
+
+            def listen(record: Any) -> None:
+                display.advance(record)
+                if tracking is not None:
+                    tracking.log(record)
+
+            try:
+                summary = work(listen)
+            finally:
+                if tracking is not None:
+                    tracking.close()
     print_results(summary, folder)
