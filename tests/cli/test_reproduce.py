@@ -100,3 +100,4 @@ def test_without_a_name_all_are_listed(call):
     done = call()
     assert done.exit_code == 0, done.output
     assert all(name in done.output for name in ("table1", "communication", "partitions"))
+    assert "left: from Local, measured just now" in done.output

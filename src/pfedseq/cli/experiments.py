@@ -56,7 +56,7 @@ def reproduce(
 
     Examples:
 
-    - `pfedseq reproduce` lists tables and figures
+    - `pfedseq reproduce` lists tables and figures, and how long each will take here
 
     - `pfedseq reproduce table1 --preset lab --dataset pacs --seeds 0`
 
@@ -64,7 +64,8 @@ def reproduce(
 
     - `pfedseq reproduce table1 --finished` shows how far it is
     """
-    from pfedseq.experiments.catalogue import Choice
+    from pfedseq.experiments.catalogue import EXPERIMENTS, Choice
+    from pfedseq.experiments.estimate import measure_paces
     from pfedseq.experiments.reproduce import (
         Reproduction,
         collect,
@@ -74,7 +75,7 @@ def reproduce(
     )
     from pfedseq.report.experiments import print_experiments, print_made, print_sheet
     from pfedseq.report.figures import draw_curves
-    from pfedseq.report.progress import SequenceDisplay
+    from pfedseq.report.progress import SequenceDisplay, StepDisplay
 
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     folder = out or Path("runs") / f"reproduce-{stem}"
@@ -92,7 +93,11 @@ def reproduce(
         )
 
     if name is None:
-        print_experiments(wanted)
+        everything = [wanted(called) for called in EXPERIMENTS]
+        scenarios = dict.fromkeys(s for one in everything for s in one.scenarios)
+        with StepDisplay() as steps:
+            paces = measure_paces(list(scenarios), everything[0].overrides, steps.report)
+        print_experiments(everything, paces)
         return
     reproduction = wanted(name)
     if reproduction.experiment.kind == "partitions":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pfedseq.experiments import paper
-from pfedseq.experiments.catalogue import EXPERIMENTS
+from pfedseq.experiments.estimate import Pace, seconds_left
 from pfedseq.experiments.plan import Plan
 from pfedseq.experiments.reproduce import Reproduction
 from pfedseq.experiments.sheet import Column, Sheet
@@ -137,26 +137,34 @@ def _number(column: Column, value: float) -> str:
     return f"{value:.{digits}f}" if digits else f"{value:,.0f}"
 
 
-def print_experiments(wanted: Callable[[str], Reproduction]) -> None:
-    """All tables and figures: what each is and needs, and how much of it is done."""
+def print_experiments(wanted: Sequence[Reproduction], paces: dict[str, Pace]) -> None:
+    """All tables and figures: what each is and needs, how much is done, how long the rest takes."""
     table = Table(title="pfedseq reproduce NAME", title_justify="left", box=SIMPLE, padding=0)
     table.add_column("name", no_wrap=True)
     for heading in ("what it is", "data sets"):
         table.add_column(heading)
-    for heading in ("runs", "finished"):
-        table.add_column(heading, justify="right")
-    for name, experiment in EXPERIMENTS.items():
-        reproduction = wanted(name)
-        entries = reproduction.entries()
+    for heading in ("runs", "done", "left"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for reproduction in wanted:
+        experiment, entries = reproduction.experiment, reproduction.entries()
         done = sum(entry.folder(reproduction.runs).summary.exists() for entry in entries)
+        seconds = seconds_left(reproduction, paces)
         table.add_row(
-            name,
-            f"{experiment.title} [dim]({escape(paper.source(name))})[/dim]",
+            experiment.name,
+            f"{experiment.title} [dim]({escape(paper.source(experiment.name))})[/dim]",
             ", ".join(scenario.name for scenario in reproduction.scenarios),
             str(len(entries)),
             str(done),
+            "?" if seconds is None else minutes(seconds),
         )
     console.print(table)
+    console.print(
+        "[dim italic]left: from Local, measured just now, and the paper's table of seconds for the "
+        "other methods; runs that several need are counted in each[/dim italic]"
+    )
+    for name, pace in paces.items():
+        if pace.missing is not None:
+            console.print(f"{escape(name)} is not at hand: {escape(pace.missing)}", soft_wrap=True)
 
 
 def print_plan(plan: Plan) -> None:
