@@ -1,7 +1,8 @@
 """Requests that come while a pass is under way share the next one.
 
-One thread owns the model. It takes all that waits, up to `most` rows, answers it in one pass, and
-looks again: nobody waits for company, and the more come at once the larger the passes.
+One thread owns the model. It takes what waits until it has `most` rows (those of one request stay
+together), answers it in one pass, and looks again: nobody waits for company, and the more come at
+once the larger the passes.
 """
 
 from __future__ import annotations
