@@ -7,6 +7,8 @@ import torch
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
+from flwr.app import Error, Message
+
 from pfedseq.engines.flower.site import SiteFolder, SiteMemory
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply
@@ -122,6 +124,33 @@ def test_a_client_that_is_killed_again_and_again_is_left_out(sites):
     assert train(clients, 1) == {1: 1, 2: 1}
     sites[0].faults = ["crash"] * 2
     assert train(clients, 2) == {0: 1, 1: 2, 2: 2}
+
+
+def test_an_old_messages_failure_does_not_make_a_third(sites):
+    """Site a dies with its message and comes back; the SuperLink then gives up the first one."""
+    grid = InProcessGrid(sites)
+    clients = connect(grid, 3, seconds=30.0)
+    sites[0].faults = ["lost", None, "late"]  # round 1, the hello of the restarted, round 1 again
+    look = clients.roll.look
+
+    def returning():
+        online = look()
+        if not sites[0].online:
+            sites[0].restart()
+        elif len(sites[0].heard) == 4:
+            first, second = sites[0].heard[1], sites[0].heard[3]
+            grid.replies.setdefault(
+                first.metadata.message_id, Message(Error(5, "gone"), reply_to=first)
+            )
+            if first.metadata.message_id in seen:
+                grid.replies[second.metadata.message_id] = grid._reply(sites[0], second)
+            seen.add(first.metadata.message_id)
+        return online
+
+    seen = set()
+    clients.roll.look = returning
+    assert train(clients, 1) == {0: 1, 1: 1, 2: 1}
+    assert len(sites[0].heard) == 4, "two hellos, the message and the message again"
 
 
 def test_sites_are_numbered_by_name_and_registered_names_win(tmp_path):

@@ -65,6 +65,7 @@ class _Asked:
     waiting: set[int]
     sent_to: dict[int, Node] = field(default_factory=dict)
     messages: dict[str, int] = field(default_factory=dict)
+    latest: dict[int, str] = field(default_factory=dict)
     crashes: dict[int, int] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
@@ -211,11 +212,13 @@ class FlowerClients:
                 self._send(step, asked, deadline - time.monotonic())
                 next_look = time.monotonic() + LOOK_SECONDS
             for message in pull(self.roll.grid, asked.messages):
-                i = asked.messages.pop(message.metadata.reply_to_message_id)
+                answered = message.metadata.reply_to_message_id
+                i = asked.messages.pop(answered)
                 if i not in asked.waiting:
                     continue
                 if message.has_error():
-                    self._failed(i, message, asked)
+                    if asked.latest[i] == answered:  # not one that was sent anew since
+                        self._failed(i, message, asked)
                 else:
                     replies[i], _ = read_reply(Envelope.of_records(message.content), self.device)
                     asked.waiting.discard(i)
@@ -250,6 +253,7 @@ class FlowerClients:
             if message:
                 asked.sent_to[i] = node
                 asked.messages[message] = i
+                asked.latest[i] = message
 
     def _failed(self, i: int, message: Message, asked: _Asked) -> None:
         """Leave out a client that failed by itself; ask again one that was cut off."""
