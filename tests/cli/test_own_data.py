@@ -300,3 +300,16 @@ def test_tokens_that_cannot_be_kept_are_refused(command, place, arguments, sente
     code, _, err = command("data", "prepare", place / "config.toml", "--tokens", *arguments)
     assert code == 2
     assert sentence in err
+
+
+def test_texts_are_called_texts(command, place):
+    rows = "".join(f"{'ab'[n % 2]},{'xy'[n // 2 % 2]},word {n}\n" for n in range(24))
+    (place / "notes.csv").write_text("client,label,text\n" + rows)
+    code, out, _ = command(
+        "data", "show", "text", "--from", place / "notes.csv", "--out", place / "x.png"
+    )
+    assert code == 0
+    assert "Texts of each client" in out
+    code, _, err = command("data", "show", "text")
+    assert code == 2
+    assert "text needs --from: a CSV file" in err

@@ -121,7 +121,8 @@ def show(
     plain_name = re.sub(r"[^\w.-]+", "-", data.examples.name)
     picture = out or Path(f"{plain_name}-clients.png")
     draw_distribution(data, picture)
-    print_clients(describe_data(data), data.examples.class_names, picture)
+    examples = data.examples
+    print_clients(describe_data(data), examples.class_names, picture, examples.unit)
     print_notes([*data.examples.notes, *remarks(data), *undrawable(data)])
 
 
@@ -147,11 +148,13 @@ def _config(
         config = load_config(name, assignments)
         check_image_size(config.model.backbone, config.data.image_size)
         return config
-    if name in ("folder", "hub") and source is None and not _sets_source(assignments):
-        what = (
-            "the folder of images" if name == "folder" else "a hub id or a folder of parquet files"
-        )
-        raise InputError(f"{name} needs --from: {what}")
+    needed = {
+        "folder": "the folder of images",
+        "hub": "a hub id or a folder of parquet files",
+        "text": "a CSV file (client,label,text) or a folder of .txt files",
+    }
+    if name in needed and source is None and not _sets_source(assignments):
+        raise InputError(f"{name} needs --from: {needed[name]}")
     # The source belongs to the table at once: some data sets are refused without one.
     table = {"name": name} | ({"source": source} if source else {})
     config = make_config({"data": table}, assignments)

@@ -46,13 +46,15 @@ def print_notes(notes: Sequence[str]) -> None:
         console.print(f"Note: {escape(note)}", soft_wrap=True)
 
 
-def print_clients(rows: Sequence[ClientRow], class_names: Sequence[str], picture: Path) -> None:
+def print_clients(
+    rows: Sequence[ClientRow], class_names: Sequence[str], picture: Path, unit: str = "image"
+) -> None:
     """Clients × classes: all counts where they fit, else each client's most frequent classes."""
     table = _clients_table(rows, class_names, every_class=True)
     unbounded = console.options.update(width=10**6)
     if Measurement.get(console, unbounded, table).maximum > console.width:
         table = _clients_table(rows, class_names, every_class=False)
-    _print(table, "Images of each client")
+    _print(table, f"{unit.capitalize()}s of each client")
     console.print(f"Picture: {escape(str(picture))}", soft_wrap=True)
 
 
