@@ -209,6 +209,28 @@ def test_a_browser_shows_it_without_an_error(browser, runs, tmp_path):
     assert [m for m in browser.get_log("browser") if m["level"] in ("SEVERE", "WARNING")] == []
 
 
+def test_sizes_by_layer_are_shown_where_the_server_wrote_them_down(browser, tmp_path):
+    made = fill(tmp_path / "run", 0)
+    lines = [json.loads(line) for line in made.metrics.read_text().splitlines()]
+    for line in lines:
+        if line["method"] == "pfedseq":
+            line["server"] = {"delta_rms": [0.1 * line["round"], 0.2], "calibration_rms": [1, 2]}
+    made.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (board,) = page_content([tmp_path])["boards"]
+    sizes = board["lines"][0]["runs"][0]["server"]
+    assert sizes["rounds"] == [1, 2, 3, 4, 5, 6]
+    assert sizes["sizes"]["delta_rms"][1] == [0.2, 0.2]
+    assert board["lines"][1]["runs"][0]["server"] is None
+    page = tmp_path / "page.html"
+    write_page([tmp_path], page)
+    browser.get(page.as_uri())
+    assert browser.find_element("id", "sizes-section").is_displayed()
+    names = visible_text(browser, "#size-name option")
+    assert names == ["delta_rms (pFedSeq, seed 0)", "calibration_rms (pFedSeq, seed 0)"]
+    assert len(browser.find_elements("css selector", "#sizes svg path")) > 12
+    assert [m for m in browser.get_log("browser") if m["level"] in ("SEVERE", "WARNING")] == []
+
+
 def test_the_switches_work(browser, runs, tmp_path):
     page = tmp_path / "page.html"
     write_page([runs], page)
