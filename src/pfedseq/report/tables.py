@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from pfedseq.experiments.paper import data_set_title, published
 from pfedseq.learners.variants import VARIANTS
 from pfedseq.methods import METHODS
 from pfedseq.presets import preset_names, preset_summary
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 MOST_CLIENT_ROWS, MOST_METHOD_COLUMNS = 25, 6
 """How much of clients × methods is printed; summary.json has all of it."""
+PAPER_COLUMNS = ("cifar100", "domainnet")
+"""The data sets of the paper's Tables 2 and 3."""
 WIDEST_NAME = 26
 """Letters of a client's name in a line; what is longer goes on in the next."""
 
@@ -280,11 +283,12 @@ def _variants() -> Table:
     table = Table(title="pFedSeq's variants and the paper's results (%)", title_justify="left")
     for heading in ("variant", "in [methods.pfedseq]", "meaning", "table"):
         table.add_column(escape(heading))
-    for heading in ("CIFAR-100", "DomainNet"):
-        table.add_column(heading, justify="right")
+    for name in PAPER_COLUMNS:
+        table.add_column(data_set_title(name), justify="right")
     for v in VARIANTS:
-        paper = (f"{v.cifar100:.2f}", f"{v.domainnet:.2f}")
-        table.add_row(v.letter, escape(v.option), v.meaning, str(v.table), *paper)
+        numbers = [published(f"table{v.table}", v.letter, name) for name in PAPER_COLUMNS]
+        shown = ["–" if number is None else f"{number.mean:.2f}" for number in numbers]
+        table.add_row(v.letter, escape(v.option), v.meaning, str(v.table), *shown)
     return table
 
 
