@@ -58,7 +58,10 @@ def summary(methods, clients):
     return RunSummary(dict.fromkeys(methods, one), tuple(clients))
 
 
-def test_every_client_of_a_run_is_listed_by_name(screen):
+def test_every_client_of_a_run_is_listed_by_name(screen, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    Path("out/clients.png").touch()
     tables.print_results(summary(["pfedseq", "local"], ["Ann", "São Paulo", "北京"]), Path("out"))
     found = lines(screen)
     rows = [line.split() for line in found]
@@ -66,6 +69,7 @@ def test_every_client_of_a_run_is_listed_by_name(screen):
     assert ["São", "Paulo", "37.00", "37.00"] in rows
     assert ["北京", "74.00", "74.00"] in rows
     assert any("out/clients.png" in line for line in found)
+    assert not any("out/adapters" in line for line in found)  # only what is there
 
 
 def test_of_many_clients_the_worst_are_listed_and_of_many_methods_the_first(screen):
