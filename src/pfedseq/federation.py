@@ -303,6 +303,8 @@ class Server(ABC):
 
     def __init__(self, config: Any, setup: Setup) -> None:
         self.config, self.setup = config, setup
+        self.figures: Mapping[str, Sequence[float]] = {}
+        """What the server measured in the last round, for the log: names and numbers by layer."""
 
     @abstractmethod
     def payload(self, i: int) -> Tensors:

@@ -19,13 +19,12 @@ def reference_learner(learner: MambaLearner, window: Tensor) -> Tensor:
         residual = window[k]  # (D, L, N)
         for block in learner.blocks:
             assert isinstance(block, MambaBlock)
-            residual = residual + _block(residual, block, k)
-        last = residual[:, -1]
-        outputs.append(last if learner.pass_through else last - window[k, :, -1])
+            residual = residual + _block(residual, block, k, learner.signed)
+        outputs.append(residual[:, -1] - window[k, :, -1])
     return torch.stack(outputs)
 
 
-def _block(residual: Tensor, block: MambaBlock, k: int) -> Tensor:
+def _block(residual: Tensor, block: MambaBlock, k: int, signed: bool) -> Tensor:
     steps = residual.shape[1]
     channels, width = block.conv_weight[k].shape
     rank = block.step_proj.shape[2]
@@ -34,21 +33,22 @@ def _block(residual: Tensor, block: MambaBlock, k: int) -> Tensor:
     for j in range(steps):
         r = residual[:, j]
         rms = ((r**2).sum(-1) / r.shape[-1] + 1e-5) ** 0.5
+        rms = torch.ones_like(rms) if signed else rms
         projected = (r / rms[:, None] * block.norm[k]) @ block.in_proj[k].T
         xs.append(projected[:, :channels])
-        zs.append(projected[:, channels:])
+        zs.append(projected[:, channels:] + block.gate_bias[k])
     us, step_sizes, bs, cs = [], [], [], []
     for j in range(steps):
         convolved = block.conv_bias[k].expand_as(xs[0])
         for back in range(min(width, j + 1)):  # the last tap weighs the newest step
             convolved = convolved + block.conv_weight[k][:, width - 1 - back] * xs[j - back]
-        u = convolved / (1 + torch.exp(-convolved))
+        u = convolved if signed else convolved / (1 + torch.exp(-convolved))
         projected = u @ block.x_proj[k].T
         pre = projected[:, :rank] @ block.step_proj[k].T + block.step_bias[k]
         us.append(u)
         step_sizes.append(torch.log1p(torch.exp(pre)))
-        bs.append(projected[:, rank : rank + states])
-        cs.append(projected[:, rank + states :])
+        bs.append(projected[:, rank : rank + states] + block.scan_bias[k, :states])
+        cs.append(projected[:, rank + states :] + block.scan_bias[k, states:])
     u, step_size, b, c = (torch.stack(list_, dim=1) for list_ in (us, step_sizes, bs, cs))
     y = selective_scan_reference(u, step_size, -torch.exp(block.A_log[k]), b, c, block.skip[k])
     z = torch.stack(zs, dim=1)
@@ -105,7 +105,7 @@ def assert_like_the_reference(learner: MambaLearner, window: Tensor, tolerance: 
         num_blocks=len(learner.blocks),
         expand=learner.blocks[0].skip.shape[1] // learner.num_clients,
         conv_width=learner.blocks[0].conv_weight.shape[2],
-        pass_through=learner.pass_through,
+        signed=learner.signed,
     ).double()
     exact_learner.load_state_dict(learner.state_dict())
     exact_window = window.detach().double().requires_grad_()

@@ -7,18 +7,24 @@ import torch
 from torch import Tensor, nn
 
 from pfedseq.errors import InputError
-from pfedseq.learners import LSTMLearner, MambaLearner, MLPLearner, layerwise
+from pfedseq.learners import LinearLearner, LSTMLearner, MambaLearner, MLPLearner, layerwise
 
 K, N, D, L = 2, 3, 7, 5
 
 Make = Callable[..., nn.Module]
 
 
+def make_signed(num_layers: int, num_clients: int, **options: bool) -> MambaLearner:
+    return MambaLearner(num_layers, num_clients, signed=True, **options)
+
+
 def make_mlp(num_layers: int, num_clients: int, **options: bool) -> MLPLearner:
     return MLPLearner(num_layers, num_clients, L, **options)
 
 
-every_architecture = pytest.mark.parametrize("make", [MambaLearner, LSTMLearner, make_mlp])
+every_architecture = pytest.mark.parametrize(
+    "make", [MambaLearner, make_signed, LSTMLearner, make_mlp]
+)
 
 
 def make_window(steps: int = L, seed: int = 0) -> Tensor:
@@ -45,13 +51,8 @@ def test_every_parameter_learns(make: Make) -> None:
 
 
 @every_architecture
-def test_pass_through_and_zero_projection(make: Make) -> None:
-    """With projections at zero, nothing but the newest input can come out."""
-    window = make_window()
-    silent = make(K, N, zero_projections=True, pass_through=False)
-    assert silent(window).eq(0).all()
-    residual = make(K, N, zero_projections=True, pass_through=True)
-    assert torch.equal(residual(window), window[:, :, -1])
+def test_projections_at_zero_are_silent(make: Make) -> None:
+    assert make(K, N, zero_projections=True)(make_window()).eq(0).all()
 
 
 @every_architecture
@@ -106,7 +107,7 @@ def test_wrong_windows_and_sizes_are_refused(make: Make) -> None:
 def test_lstm_is_a_recurrence_over_steps() -> None:
     """One cell, written out: i, f, g, o gates in PyTorch's order."""
     torch.manual_seed(0)
-    learner = LSTMLearner(1, N, num_blocks=1, pass_through=False).double()
+    learner = LSTMLearner(1, N, num_blocks=1).double()
     window = make_window().double()[:1]
     cell = learner.recurrent[0]
     assert isinstance(cell, nn.LSTM)
@@ -132,7 +133,7 @@ def test_mlp_reads_short_windows_as_if_zeros_came_before() -> None:
 def test_mlp_by_hand() -> None:
     """Four fully connected layers of 100 hidden units over the concatenated steps."""
     torch.manual_seed(0)
-    learner = MLPLearner(1, N, L, pass_through=False).double()
+    learner = MLPLearner(1, N, L).double()
     window = make_window().double()[:1]
     network = learner.networks[0]
     assert isinstance(network, nn.Sequential)
@@ -147,3 +148,13 @@ def test_mlp_by_hand() -> None:
 def test_mlp_refuses_longer_windows() -> None:
     with pytest.raises(InputError, match=f"at most {L} steps, not {L + 1}"):
         MLPLearner(K, N, L)(make_window(L + 1))
+
+
+def test_linear_by_hand() -> None:
+    """Two steps of two clients: s = (Δ^1 + Δ^2) / √2 and ξ = s W, W (from, to)."""
+    learner = LinearLearner(1, 2)
+    assert learner(torch.ones(1, 1, 2, 2)).eq(0).all(), "it starts at zero"
+    with torch.no_grad():
+        learner.weight.copy_(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]))
+    window = torch.tensor([[[[1.0, 2.0], [5.0, 4.0]]]])  # sums (6, 6)
+    torch.testing.assert_close(learner(window) * 2**0.5, torch.tensor([[[24.0, 36.0]]]))

@@ -25,7 +25,7 @@ def server_of(name, seed=0, **options):
 @learning
 def test_adam_has_the_servers_own_rate(name):
     server = server_of(name, lr=0.3, **{RATES[name]: 0.0123})
-    assert type(server.optimizer) is torch.optim.Adam
+    assert isinstance(server.optimizer, torch.optim.Adam)
     assert {group["lr"] for group in server.optimizer.param_groups} == {0.0123}
     moved = {id(p) for group in server.optimizer.param_groups for p in group["params"]}
     assert {id(p) for p in getattr(server, NETWORKS[name]).parameters()} <= moved

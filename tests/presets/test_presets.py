@@ -5,6 +5,7 @@ import pytest
 from pfedseq.config import load_config
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS
+from pfedseq.methods.pfedseq import PFedSeqConfig
 from pfedseq.presets import find_config, preset_names, preset_summary
 
 PAPER = {  # data set: (local rate, L, Per-FedAvg's and pFedMe's rate, hypernetworks' rate)
@@ -40,11 +41,28 @@ def test_the_papers_values(name):
     assert config.model.backbone == "google/vit-base-patch16-224-in21k"
     learner = config.method_config("pfedseq")
     assert (learner.warmup_rounds, learner.max_sequence_length) == (10, length)
-    assert (learner.state_dim, learner.num_blocks, learner.learner_lr) == (16, 2, 0.001)
+    assert (learner.architecture, learner.state_dim, learner.num_blocks) == ("mamba", 16, 2)
     for method in ("per_fedavg", "pfedme"):
         assert config.method_config(method).lr == meta_lr
     for method in ("pfedhn", "pfedla", "pefll"):
         assert config.method_config(method).hypernet_lr == hypernet_lr
+
+
+def test_the_papers_presets_run_the_default_learner_and_literal_the_plain_reading():
+    """Every option of the learner is written out, so a changed default is noticed here."""
+    default = PFedSeqConfig()
+    open_to_us = ("learner_lr", "gain", "signed", "zero_projections", "residual", "scale")
+    for name in PAPER:
+        learner = load_config(name).method_config("pfedseq")
+        assert [getattr(learner, option) for option in open_to_us] == [
+            getattr(default, option) for option in open_to_us
+        ]
+        assert learner.forgetting == pytest.approx(default.forgetting, abs=1e-3)
+    literal = load_config("literal").method_config("pfedseq")
+    assert [getattr(literal, option) for option in open_to_us] == [
+        *(0.001, 1.0, False, False, "newest", "none")
+    ]
+    assert literal.forgetting == 0
 
 
 def test_the_lab_has_a_scenario_for_each_of_the_papers():

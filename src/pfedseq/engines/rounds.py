@@ -29,6 +29,8 @@ class RoundOutcome:
     """The clients whose training was taken in."""
     refused: Mapping[int, str] = field(default_factory=dict)
     """The clients whose replies were not, and why."""
+    server: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """`Server.figures`."""
 
 
 class MeteredClients:
@@ -94,6 +96,7 @@ def run_rounds(
                 round_seconds=time.perf_counter() - start,
                 answered=tuple(sorted(screened.answered)),
                 refused=screened.refused,
+                server=server.figures,
             )
         )
 

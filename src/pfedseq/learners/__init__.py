@@ -3,12 +3,14 @@
 from typing import Protocol
 
 from torch import Tensor
+from torch.nn import Parameter
 
+from pfedseq.learners.linear import LinearLearner
 from pfedseq.learners.lstm import LSTMLearner
 from pfedseq.learners.mamba import MambaLearner
 from pfedseq.learners.mlp import MLPLearner
 
-__all__ = ["LSTMLearner", "MLPLearner", "MambaLearner", "SequentialLearner"]
+__all__ = ["LSTMLearner", "LinearLearner", "MLPLearner", "MambaLearner", "SequentialLearner"]
 
 
 class SequentialLearner(Protocol):
@@ -19,4 +21,8 @@ class SequentialLearner(Protocol):
 
     def __call__(self, window: Tensor) -> Tensor:
         """ξ (K, D, N) from the last rounds' updates (K, D, L, N), oldest first."""
+        ...
+
+    def output_weights(self) -> list[Parameter]:
+        """The part of ψ that makes the output of what was read: the last of its layers."""
         ...

@@ -1,9 +1,9 @@
 """From a window of updates to a calibration: a sequence model between two changes of scale.
 
-Updates are tiny (1e-4 … 1e-2) and a block that begins with a normalisation emits numbers of
-order 0.1 … 1; added to LoRA weights of about 0.05 these would destroy the adapter. So the window
-is divided by its root mean square before the model and its output multiplied by it afterwards.
-docs/learner.md has the measurements behind the defaults.
+Updates are tiny (1e-4 … 1e-2) and their size differs from one adapter parameter to the next. So
+each row of the window, one parameter's updates by all clients, is divided by its root mean square,
+and what the model emits is multiplied by it and by a gain: ξ has the scale of the updates, and the
+gain lets it grow beyond them at Adam's rate. docs/learner.md has the measurements behind it.
 """
 
 from typing import Literal
@@ -14,16 +14,18 @@ from torch import Tensor, nn
 
 from pfedseq.base_config import BaseConfig
 from pfedseq.federation import Setup
+from pfedseq.learners.linear import LinearLearner
 from pfedseq.learners.lstm import LSTMLearner
 from pfedseq.learners.mamba import MambaLearner
 from pfedseq.learners.mlp import MLPLearner
-from pfedseq.seeding import derive_seed
+from pfedseq.seeding import seeded
 
 SMALLEST_SCALE = 1e-12
-"""Keeps an all-zero window (every client absent or converged) from dividing by zero."""
+"""Keeps a row of zeros (every client absent or converged) from dividing by zero."""
 
-_SCALED_AXES = {"layer": (1, 2, 3), "client": (1, 2), "row": (2, 3)}
-"""Axes of a window (K, D, L, N) over which one root mean square is taken."""
+
+ADAM_EPSILON = 1e-16
+"""Far below ψ's gradients, which are products of two updates: 1e-8 would freeze most of ψ."""
 
 
 class LearnerConfig(BaseConfig):
@@ -32,36 +34,52 @@ class LearnerConfig(BaseConfig):
     max_sequence_length: int = Field(
         20, ge=1, description="L, rounds the learner looks back; paper: 20, DomainNet/Omniglot 10"
     )
-    architecture: Literal["mamba", "lstm", "mlp"] = Field(
-        "mamba", description="the sequence model; lstm and mlp are variants E and D of Table 3"
+    architecture: Literal["mamba", "lstm", "mlp", "linear"] = Field(
+        "mamba",
+        description="the sequence model; lstm and mlp are variants E and D of Table 3, linear a "
+        "matrix over the window's sum",
     )
     state_dim: int = Field(16, ge=1, description="M, Mamba's states; paper: 16 of {4, 8, 16, 32}")
     num_blocks: int = Field(2, ge=1, description="Mamba blocks or LSTM layers; paper: 2")
-    ablation: Literal["none", "no_aggregation", "no_cross_step", "no_cross_client"] = Field(
-        "none", description="variants A, B and C of the paper's Table 2"
+    ablation: Literal[
+        "none",
+        "no_aggregation",
+        "no_cross_step",
+        "no_cross_client",
+        "frozen",
+        "common",
+        "personal",
+    ] = Field(
+        "none",
+        description="variants A, B and C of the paper's Table 2; the learner never trained; of ξ "
+        "only its mean over clients, or only what differs from it",
     )
-    scale: Literal["none", "layer", "client", "row"] = Field(
-        "layer", description="over what one RMS is taken that divides Δ and multiplies ξ"
+    scale: Literal["row", "none"] = Field(
+        "row",
+        description="divide each adapter parameter's window by its RMS, and multiply ξ by it and "
+        "by the gain; none: neither",
     )
-    residual: Literal["none", "newest", "drift"] = Field(
-        "drift",
-        description="what the learner's output is added to: nothing, the newest Δ_i, or client "
-        "i's drift from the mean since the warm-up and the mean's own momentum, "
-        "Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) + Σ_j μ^{t−j+1} Δ̄^j",
+    gain: float = Field(30.0, gt=0, description="what ξ is multiplied by beside the row's RMS")
+    learner_lr: float = Field(
+        1e-4, gt=0, description="Adam's rate for ψ; paper: 1e-3 of {1e-4, 5e-4, 1e-3, 5e-3, 1e-2}"
     )
-    drift_decay: float = Field(
-        0.8, ge=0, lt=1, description="ρ, how much of the drift is kept from round to round"
+    forgetting: float = Field(
+        1 / 15,
+        ge=0,
+        lt=1,
+        description="part of the learner's output weights that is lost each round, before Eq. (5): "
+        "draws ξ to the mean adapter unless the updates keep asking for it; paper: 0",
     )
-    momentum: float = Field(
-        0.9, ge=0, lt=1, description="μ, as in Nesterov's method, of the mean adapter; 0: none"
+    signed: bool = Field(
+        True,
+        description="Mamba for updates, which are as often negative as positive: constants in "
+        "gate, B and C, no norm of single steps; false: as for language",
+    )
+    residual: Literal["none", "newest"] = Field(
+        "none", description="what the model's output is added to: nothing, or the newest Δ_i"
     )
     zero_projections: bool = Field(
         True, description="start the out-projections at zero, so that ξ starts as the residual"
-    )
-    max_calibration: float | None = Field(
-        None,
-        gt=0,
-        description="bound on ‖ξ_i‖ in each layer, as a multiple of ‖θ̃_g‖ there; default: none",
     )
 
     @property
@@ -86,8 +104,7 @@ class CalibrationLearner(nn.Module):
     def __init__(self, config: LearnerConfig, setup: Setup) -> None:
         super().__init__()
         self.config = config
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(setup.seed, "learner"))
+        with seeded(setup.seed, "learner"):
             self.model = _sequence_model(
                 config,
                 num_layers=len(setup.initial.adapter),
@@ -95,66 +112,52 @@ class CalibrationLearner(nn.Module):
             )
         self.to(setup.initial.adapter.device)
 
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Adam for ψ, with the forgetting as its decoupled weight decay."""
+        rate = self.config.learner_lr
+        output_weights = self.model.output_weights()
+        inside = [p for p in self.parameters() if not any(p is o for o in output_weights)]
+        groups = [
+            {"params": output_weights, "weight_decay": self.config.forgetting / rate},
+            {"params": inside, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups[: 2 if inside else 1], lr=rate, eps=ADAM_EPSILON)
+
     def forward(self, window: Tensor) -> Tensor:
         """ξ (N, K, D) from Δ's window (K, D, L', N)."""
-        scale = self._scale(window)  # broadcasts over (K, D, L', N)
-        scaled = window / scale
-        if (
-            not self.config.mixes_clients
-        ):  # clients join the batch: each sees its own sequence alone
-            layers, dim, length, clients = scaled.shape
-            rows = scaled.transpose(2, 3).reshape(layers, dim * clients, length, 1)
-            outputs: Tensor = self.model(rows).reshape(layers, dim, clients)
+        layers, dim, length, clients = window.shape
+        if not self.config.mixes_clients:  # clients join the batch: each sees its own window alone
+            window = window.transpose(2, 3).reshape(layers, dim * clients, length, 1)
+        outputs: Tensor
+        if self.config.scale == "row":
+            rms = window.square().mean((2, 3), keepdim=True).sqrt()
+            emitted = self.model(window / rms.clamp_min(SMALLEST_SCALE))
+            outputs = self.config.gain * rms.squeeze(2) * emitted
         else:
-            outputs = self.model(scaled)  # (K, D, N)
-        return (outputs * scale.squeeze(2)).permute(2, 0, 1)
-
-    def _scale(self, window: Tensor) -> Tensor:
-        if self.config.scale == "none":
-            return window.new_ones(1, 1, 1, 1)
-        axes = _SCALED_AXES[self.config.scale]
-        return window.square().mean(axes, keepdim=True).sqrt().clamp_min(SMALLEST_SCALE)
+            outputs = self.config.gain * self.model(window)
+        if self.config.residual == "newest":
+            outputs = outputs + window[:, :, -1]
+        return outputs.reshape(layers, dim, clients).permute(2, 0, 1)
 
 
-def decayed_sum(window: Tensor, decay: float) -> Tensor:
-    """Σ_j ρ^{t−j} Δ_i^j (N, K, D) over a window (K, D, L', N) that ends at t."""
-    ages = torch.arange(window.shape[2] - 1, -1, -1, device=window.device)
-    total: Tensor = torch.tensordot(window, decay ** ages.float(), dims=([2], [0]))
-    return total.permute(2, 0, 1)
-
-
-def bounded(calibrations: Tensor, shared: Tensor, ratio: float) -> Tensor:
-    """ξ (N, K, D) with ‖ξ_i‖ ≤ ratio · ‖θ̃_g‖ in every layer: what is longer is scaled down."""
-    longest = ratio * torch.linalg.vector_norm(shared, dim=-1)  # (K,)
-    lengths = torch.linalg.vector_norm(calibrations, dim=-1).clamp_min(SMALLEST_SCALE)  # (N, K)
-    shortened: Tensor = calibrations * (longest / lengths).clamp_max(1).unsqueeze(-1)
-    return shortened
-
-
-def _sequence_model(config: LearnerConfig, num_layers: int, num_clients: int) -> nn.Module:
+def _sequence_model(
+    config: LearnerConfig, num_layers: int, num_clients: int
+) -> MambaLearner | LSTMLearner | MLPLearner | LinearLearner:
     """K sequence models as one module: (K, D, L, N) in, (K, D, N) out."""
-    through, zero = config.residual == "newest", config.zero_projections
-    if config.architecture == "mamba":
-        return MambaLearner(
-            num_layers,
-            num_clients,
-            config.state_dim,
-            config.num_blocks,
-            pass_through=through,
-            zero_projections=zero,
-        )
-    if config.architecture == "lstm":
-        return LSTMLearner(
-            num_layers,
-            num_clients,
-            config.num_blocks,
-            pass_through=through,
-            zero_projections=zero,
-        )
-    return MLPLearner(
-        num_layers,
-        num_clients,
-        config.window_length,
-        pass_through=through,
-        zero_projections=zero,
-    )
+    zero = config.zero_projections
+    match config.architecture:
+        case "mamba":
+            return MambaLearner(
+                num_layers,
+                num_clients,
+                config.state_dim,
+                config.num_blocks,
+                signed=config.signed,
+                zero_projections=zero,
+            )
+        case "lstm":
+            return LSTMLearner(num_layers, num_clients, config.num_blocks, zero_projections=zero)
+        case "mlp":
+            return MLPLearner(num_layers, num_clients, config.window_length, zero_projections=zero)
+        case "linear":
+            return LinearLearner(num_layers, num_clients)

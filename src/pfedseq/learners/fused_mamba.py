@@ -41,6 +41,7 @@ class _Call(ctypes.Structure):
         (name, ctypes.c_int64)
         for name in (
             *("blocks", "clients", "channels", "states", "rank", "width", "steps", "rows"),
+            "is_signed",
             *("step_stride", "client_stride", "output_client_stride"),
             *("grad_step_stride", "grad_client_stride"),
         )
@@ -54,20 +55,20 @@ class FusedMamba:
         self.variant = variant
         self._library = library
 
-    def __call__(self, window: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:
+    def __call__(self, window: Tensor, blocks: Sequence[BlockWeights], *, signed: bool) -> Tensor:
         """The same value and gradients as `chunked_network`, in float32 on the CPU."""
         flat = [weight for block in blocks for weight in block]
-        output = _FusedFunction.apply(self, window, *flat)  # type: ignore[no-untyped-call]
+        output = _FusedFunction.apply(self, signed, window, *flat)  # type: ignore[no-untyped-call]
         assert isinstance(output, Tensor)
         return output
 
-    def forward(self, window: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:
+    def forward(self, window: Tensor, blocks: Sequence[BlockWeights], *, signed: bool) -> Tensor:
         """The output, stored as (N, K, D)."""
         layers, dim, _, clients = window.shape
         window = _with_adjacent_rows(window)
         packed = _pack(blocks)
         output = window.new_empty(clients, layers, dim).permute(1, 2, 0)
-        call = _describe(window, blocks, output)
+        call = _describe(window, blocks, output, signed)
 
         def run(layer: int, rows: slice) -> None:
             tensors = (packed[layer], window[layer, rows], output[layer, rows])
@@ -82,6 +83,7 @@ class FusedMamba:
         blocks: Sequence[BlockWeights],
         grad_output: Tensor,
         *,
+        signed: bool,
         with_window: bool,
     ) -> tuple[Tensor | None, list[Tensor]]:
         """The derivatives by the window (if wanted) and by each weight of each block, in order."""
@@ -90,7 +92,7 @@ class FusedMamba:
         packed = _pack(blocks)
         if grad_output.stride(1) != 1:
             grad_output = grad_output.mT.contiguous().mT
-        call = _describe(window, blocks, grad_output)
+        call = _describe(window, blocks, grad_output, signed)
         grad_window = None
         if with_window:
             grad_window = window.new_empty(steps, clients, layers, dim).permute(2, 3, 0, 1)
@@ -130,10 +132,12 @@ class _FusedFunction(torch.autograd.Function):
     """Ties the kernel's two halves together; second derivatives go through PyTorch."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: FusedMamba, window: Tensor, *flat: Tensor) -> Tensor:
-        ctx.kernel = kernel
+    def forward(
+        ctx: Any, kernel: FusedMamba, signed: bool, window: Tensor, *flat: Tensor
+    ) -> Tensor:
+        ctx.kernel, ctx.signed = kernel, signed
         ctx.save_for_backward(window, *flat)
-        return kernel.forward(window, _blocks(flat))
+        return kernel.forward(window, _blocks(flat), signed=signed)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -141,13 +145,21 @@ class _FusedFunction(torch.autograd.Function):
         (grad_output,) = grad_outputs
         if torch.is_grad_enabled():  # create_graph=True
             inputs = [tensor for tensor in (window, *flat) if tensor.requires_grad]
-            output = chunked_network(window, _blocks(flat))
+            output = chunked_network(window, _blocks(flat), signed=ctx.signed)
             found = iter(torch.autograd.grad(output, inputs, grad_output, create_graph=True))
-            return (None, *(next(found) if t.requires_grad else None for t in (window, *flat)))
+            return (
+                None,
+                None,
+                *(next(found) if t.requires_grad else None for t in (window, *flat)),
+            )
         grad_window, gradients = ctx.kernel.backward(
-            window, _blocks(flat), grad_output, with_window=ctx.needs_input_grad[1]
+            window,
+            _blocks(flat),
+            grad_output,
+            signed=ctx.signed,
+            with_window=ctx.needs_input_grad[2],
         )
-        return (None, grad_window, *gradients)
+        return (None, None, grad_window, *gradients)
 
 
 @functools.cache
@@ -188,7 +200,9 @@ def load_variant(variant: str | None = None) -> FusedMamba:
     return FusedMamba(library, variant)
 
 
-def _describe(window: Tensor, blocks: Sequence[BlockWeights], output: Tensor) -> _Call:
+def _describe(
+    window: Tensor, blocks: Sequence[BlockWeights], output: Tensor, signed: bool
+) -> _Call:
     """The sizes and strides that all tasks of one call share."""
     _, dim, steps, clients = window.shape
     _, channels, states = blocks[0].A.shape
@@ -201,6 +215,7 @@ def _describe(window: Tensor, blocks: Sequence[BlockWeights], output: Tensor) ->
         width=blocks[0].conv_weight.shape[2],
         steps=steps,
         rows=dim,
+        is_signed=signed,
         step_stride=window.stride(2),
         client_stride=window.stride(3),
         output_client_stride=output.stride(2),

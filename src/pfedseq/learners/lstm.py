@@ -21,7 +21,6 @@ class LSTMLearner(nn.Module):
         num_blocks: stacked recurrent layers.
         expand: hidden units per client.
         zero_projections: start the projection at zero.
-        pass_through: add the last step's own input to the output.
     """
 
     def __init__(
@@ -32,7 +31,6 @@ class LSTMLearner(nn.Module):
         expand: int = 2,
         *,
         zero_projections: bool = False,
-        pass_through: bool = True,
     ) -> None:
         super().__init__()
         check_sizes(
@@ -44,7 +42,6 @@ class LSTMLearner(nn.Module):
         )
         self.num_layers = num_layers
         self.num_clients = num_clients
-        self.pass_through = pass_through
         hidden = expand * num_clients
         self.recurrent = nn.ModuleList(
             nn.LSTM(num_clients, hidden, num_blocks, batch_first=True) for _ in range(num_layers)
@@ -63,8 +60,11 @@ class LSTMLearner(nn.Module):
             for recurrent, projection in zip(self.recurrent, self.projections, strict=True)
         ]
         row_bytes = window.shape[2] * self._step_values * window.element_size()
-        output = run_layerwise(window, networks, row_bytes)
-        return window[:, :, -1] + output if self.pass_through else output
+        return run_layerwise(window, networks, row_bytes)
+
+    def output_weights(self) -> list[nn.Parameter]:
+        """The projections of the hidden states."""
+        return list(self.projections.parameters())
 
 
 def _last_step(recurrent: nn.Module, projection: nn.Module, rows: Tensor) -> Tensor:

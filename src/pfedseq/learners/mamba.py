@@ -21,8 +21,10 @@ from pfedseq.learners.fused_mamba import fused_mamba
 from pfedseq.learners.layerwise import check_sizes, check_window
 from pfedseq.learners.mamba_block import BlockWeights, chunked_network
 
-_STEP_SIZE_MIN, _STEP_SIZE_MAX, _STEP_SIZE_FLOOR = 1e-3, 1e-1, 1e-4
-"""Mamba's range of initial step sizes."""
+STEP_SIZES = {False: (1e-3, 1e-1), True: (3e-2, 3e-1)}
+"""The range of initial step sizes: Mamba's own, and that of a signed network."""
+GATE_BIAS, SCAN_BIAS = 1.278, 0.5
+"""The constant parts of a signed network's gate, for SiLU(1.278) = 1, and of B and C."""
 
 
 class MambaBlock(nn.Module):
@@ -32,6 +34,9 @@ class MambaBlock(nn.Module):
     of the step size's projection.
     """
 
+    gate_bias: Tensor
+    scan_bias: Tensor
+
     def __init__(
         self,
         num_layers: int,
@@ -40,6 +45,8 @@ class MambaBlock(nn.Module):
         expand: int,
         conv_width: int,
         uniform: Callable[[tuple[int, ...], float], Tensor],
+        *,
+        signed: bool,
     ) -> None:
         super().__init__()
         inner = expand * num_clients
@@ -52,27 +59,44 @@ class MambaBlock(nn.Module):
         def convolution(*shape: int) -> nn.Parameter:
             return nn.Parameter(uniform((num_layers, *shape), conv_width**-0.5))
 
+        def constant(name: str, value: float, size: int) -> None:
+            if signed:
+                self.register_parameter(name, nn.Parameter(torch.full((num_layers, size), value)))
+            else:
+                self.register_buffer(name, torch.zeros(num_layers, size), persistent=False)
+
         self.norm = nn.Parameter(torch.ones(num_layers, num_clients))  # (K, N)
         self.in_proj = linear(2 * inner, num_clients)  # (K, 2E, N)
+        constant("gate_bias", GATE_BIAS, inner)  # (K, E)
         self.conv_weight = convolution(inner, conv_width)  # (K, E, W)
         self.conv_bias = convolution(inner)  # (K, E)
         self.x_proj = linear(rank + 2 * state_dim, inner)  # (K, rank + 2M, E)
+        constant("scan_bias", SCAN_BIAS, 2 * state_dim)  # (K, 2M)
         self.step_proj = linear(inner, rank)  # (K, E, rank)
-        self.step_bias = nn.Parameter(_initial_step_bias(uniform((num_layers, inner), 1.0)))
-        self.A_log = nn.Parameter(  # (K, E, M): A = −1 … −M
-            torch.arange(1.0, state_dim + 1).log().expand(num_layers, inner, -1).clone()
+        self.step_bias = nn.Parameter(
+            _initial_step_bias(uniform((num_layers, inner), 1.0), *STEP_SIZES[signed])
         )
-        self.skip = nn.Parameter(torch.ones(num_layers, inner))  # (K, E)
+        slowest = 1 / state_dim if signed else 1.0
+        self.A_log = nn.Parameter(  # (K, E, M): A = −1 … −M, or −1/M … −1
+            (slowest * torch.arange(1.0, state_dim + 1)).log().expand(num_layers, inner, -1).clone()
+        )
+        self.skip = nn.Parameter(torch.full((num_layers, inner), 0.0 if signed else 1.0))  # (K, E)
         self.out_proj = linear(num_clients, inner)  # (K, N, E)
+        if signed:  # the convolution starts as what it is given
+            with torch.no_grad():
+                self.conv_weight[..., :-1], self.conv_weight[..., -1] = 0, 1
+                self.conv_bias.zero_()
 
     def weights(self) -> BlockWeights:
         """The parameters as the block computes with them: A = −exp(A_log)."""
         return BlockWeights(
             norm=self.norm,
             in_proj=self.in_proj,
+            gate_bias=self.gate_bias,
             conv_weight=self.conv_weight,
             conv_bias=self.conv_bias,
             x_proj=self.x_proj,
+            scan_bias=self.scan_bias,
             step_proj=self.step_proj,
             step_bias=self.step_bias,
             A=-self.A_log.exp(),
@@ -95,10 +119,12 @@ class MambaLearner(nn.Module):
         num_blocks: Mamba blocks per network; the paper uses two.
         expand: inner channels per client, E/N.
         conv_width: W, the steps that the causal convolution sees.
+        signed: blocks for updates instead of words (see mamba_block.py): gate, B and C have trained
+            constants, which start at 1, 0.5 and 0.5; the states begin as sums over times from three
+            steps to some hundred (A from −1/M to −1, step sizes from 0.03 to 0.3) and alone
+            (`skip` 0), and the convolution as the identity.
         zero_projections: start every block's `out_proj` at zero, so that at first the blocks add
             nothing; they can leave zero at once, as each projection's own gradient is alive.
-        pass_through: let the last step's own input into the output through the residual stream;
-            without it the output is the sum of the blocks' outputs.
         generator: draws the initial values; torch's global generator if none is given.
     """
 
@@ -111,8 +137,8 @@ class MambaLearner(nn.Module):
         expand: int = 2,
         conv_width: int = 4,
         *,
+        signed: bool = False,
         zero_projections: bool = False,
-        pass_through: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -127,13 +153,15 @@ class MambaLearner(nn.Module):
         )
         self.num_layers = num_layers
         self.num_clients = num_clients
-        self.pass_through = pass_through
+        self.signed = signed
 
         def uniform(shape: tuple[int, ...], bound: float) -> Tensor:
             return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
         self.blocks = nn.ModuleList(
-            MambaBlock(num_layers, num_clients, state_dim, expand, conv_width, uniform)
+            MambaBlock(
+                num_layers, num_clients, state_dim, expand, conv_width, uniform, signed=signed
+            )
             for _ in range(num_blocks)
         )
         with torch.no_grad():
@@ -147,15 +175,18 @@ class MambaLearner(nn.Module):
         blocks = [block.weights() for block in self._blocks()]
         fusable = window.dtype == torch.float32 and window.device.type == "cpu"
         kernel = fused_mamba() if fusable else None
-        output = (kernel or chunked_network)(window, blocks)
-        return window[:, :, -1] + output if self.pass_through else output
+        return (kernel or chunked_network)(window, blocks, signed=self.signed)
+
+    def output_weights(self) -> list[nn.Parameter]:
+        """The blocks' out-projections."""
+        return [block.out_proj for block in self._blocks()]
 
     def _blocks(self) -> list[MambaBlock]:
         return cast("list[MambaBlock]", list(self.blocks))
 
 
-def _initial_step_bias(uniform: Tensor) -> Tensor:
-    """softplus⁻¹ of step sizes drawn log-uniformly from Mamba's range; `uniform` is in (−1, 1)."""
-    low, high = math.log(_STEP_SIZE_MIN), math.log(_STEP_SIZE_MAX)
-    step_size = torch.exp(low + (uniform + 1) / 2 * (high - low)).clamp(min=_STEP_SIZE_FLOOR)
+def _initial_step_bias(uniform: Tensor, smallest: float, largest: float) -> Tensor:
+    """softplus⁻¹ of step sizes drawn log-uniformly; `uniform` is in (−1, 1)."""
+    low, high = math.log(smallest), math.log(largest)
+    step_size = torch.exp(low + (uniform + 1) / 2 * (high - low))
     return step_size + torch.log(-torch.expm1(-step_size))

@@ -24,7 +24,6 @@ class MLPLearner(nn.Module):
         max_sequence_length: L, the one length that the networks read.
         hidden: units of each of the three hidden layers.
         zero_projections: start the last layer at zero.
-        pass_through: add the last step's own input to the output.
     """
 
     def __init__(
@@ -35,7 +34,6 @@ class MLPLearner(nn.Module):
         hidden: int = 100,
         *,
         zero_projections: bool = False,
-        pass_through: bool = True,
     ) -> None:
         super().__init__()
         check_sizes(
@@ -49,7 +47,6 @@ class MLPLearner(nn.Module):
         self.num_clients = num_clients
         self.max_sequence_length = max_sequence_length
         self.hidden = hidden
-        self.pass_through = pass_through
         self.networks = nn.ModuleList(
             nn.Sequential(
                 nn.Linear(max_sequence_length * num_clients, hidden),
@@ -63,9 +60,8 @@ class MLPLearner(nn.Module):
             for _ in range(num_layers)
         )
         if zero_projections:
-            for network in self.networks:
-                for parameter in list(network.parameters())[-2:]:
-                    nn.init.zeros_(parameter)
+            for parameter in self.output_weights():
+                nn.init.zeros_(parameter)
 
     def forward(self, window: Tensor) -> Tensor:
         """ξ (K, D, N) from a window (K, D, L', N) of length 1 ≤ L' ≤ L, oldest step first."""
@@ -79,8 +75,11 @@ class MLPLearner(nn.Module):
         networks = [partial(_flattened, network, missing) for network in self.networks]
         inputs = self.max_sequence_length * self.num_clients
         row_bytes = (inputs + 6 * self.hidden) * window.element_size()
-        output = run_layerwise(window, networks, row_bytes)
-        return window[:, :, -1] + output if self.pass_through else output
+        return run_layerwise(window, networks, row_bytes)
+
+    def output_weights(self) -> list[nn.Parameter]:
+        """The last layers."""
+        return [p for network in self.networks for p in list(network.parameters())[-2:]]
 
 
 def _flattened(network: nn.Module, missing: int, rows: Tensor) -> Tensor:

@@ -6,11 +6,10 @@ Federated Adapter Tuning", AAAI 2025, Algorithm 1, Eqs. (1)–(7).
 Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i (`OwnHeadClient`). Evaluated: the received θ_i with the
 client's own ω_i.
 
-Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, and where it
-starts) is named in `LearnerConfig`. By default ξ starts from the client's decayed drift from the
-mean and the mean's own momentum, which the paper does not have; docs/learner.md has the evidence. A
-client that misses a round counts as Δ = 0 in the history and not at all in Eq. (1); one
-without any update in the window, such as a newcomer, gets no ξ.
+Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, where it
+starts, that updates have a sign, and what it forgets) is named in `LearnerConfig`; docs/learner.md
+has the evidence. A client that misses a round counts as Δ = 0 in the history and not at all in
+Eq. (1); one without any update in the window, such as a newcomer, gets no ξ.
 """
 
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ from pfedseq.federation import (
     Setup,
     Tensors,
 )
-from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig, bounded, decayed_sum
+from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
 from pfedseq.learners.history import Gap, History, fill_gaps
 from pfedseq.methods.parts.own_head import OwnHeadClient
 from pfedseq.optim import step_along
@@ -40,11 +39,6 @@ class PFedSeqConfig(MethodConfig, LearnerConfig):
     warmup_rounds: int = Field(
         10, ge=0, description="W, rounds that only train the learner; paper: 10 of {5, …, 40}"
     )
-    learner_lr: float = Field(
-        1e-3, gt=0, description="Adam's rate for ψ; paper: 1e-3 of {1e-4, 5e-4, 1e-3, 5e-3, 1e-2}"
-    )
-    learner_steps: int = Field(1, ge=1, description="steps of Eq. (5) a round; paper: 1")
-
     history_gap: Gap = Field(
         "zero",
         description="what the history holds of a client that missed a round: nothing, its last "
@@ -74,7 +68,7 @@ class PFedSeqServer(Server):
         self.adapters = setup.initial.adapter.expand(num_clients, -1, -1)  # θ_i (N, K, D)
         self.history = History(config.window_length)
         self.learner = CalibrationLearner(config, setup)
-        self.optimizer = torch.optim.Adam(self.learner.parameters(), lr=config.learner_lr)
+        self.optimizer = self.learner.optimizer()
 
     def payload(self, i: int) -> Tensors:
         """θ_i."""
@@ -83,47 +77,50 @@ class PFedSeqServer(Server):
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Train the learner on Δ^t, aggregate, and generate the next personal adapters."""
         deltas, present = self.setup.stack(replies, "delta")  # Δ^t (N, K, D)
-        if self.history:  # empty at t = 1
+        if self.history and self.config.ablation != "frozen":  # empty at t = 1
             window = self.history.window()  # Δ^{max(1, t−L) : t−1}, which made ξ^{t−1}
-            for _ in range(self.config.learner_steps):
-                step_along(self.optimizer, self.learner(window), deltas)  # Eq. (5)
+            step_along(self.optimizer, self.learner(window), deltas)  # Eq. (5)
         gaps = self.config.history_gap
         self.history.append(fill_gaps(deltas, present, self.history.newest(), gaps))
         updated = self.adapters + deltas  # θ̃_i
         shared = self.setup.aggregate(updated, present)  # Eq. (1)
-        self.adapters = shared.expand_as(updated)
+        self.adapters = shared.expand_as(updated)  # t ≤ W
+        calibrations = torch.zeros_like(updated)
         if t > self.config.warmup_rounds:
             base = shared if self.config.aggregates else self.setup.initial.adapter
-            calibrations = self._calibrations(t)
-            if self.config.max_calibration is not None:
-                calibrations = bounded(calibrations, shared, self.config.max_calibration)
             known = self.history.known()[:, None, None]  # who is new gets the mean adapter
-            self.adapters = base + torch.where(known, calibrations, 0.0)  # Eq. (3)
+            calibrations = torch.where(known, self._calibrations(), 0.0)
+            self.adapters = base + calibrations  # Eq. (3)
+        self.figures = self._sizes(deltas, calibrations, shared)
 
     @torch.no_grad()
-    def _calibrations(self, t: int) -> Tensor:
-        """ξ^t (N, K, D), Eqs. (2) and (6)."""
-        window = self.history.window()
-        calibrations: Tensor = self.learner(window)
-        if self.config.residual == "drift":
-            calibrations = calibrations + self._drift(window, t - self.config.warmup_rounds)
+    def _calibrations(self) -> Tensor:
+        """ξ^t (N, K, D), Eqs. (2) and (6); of it one part alone in two of the ablations."""
+        calibrations: Tensor = self.learner(self.history.window())
+        match self.config.ablation:
+            case "common":
+                return self._common(calibrations).expand_as(calibrations)
+            case "personal":
+                return calibrations - self._common(calibrations)
         return calibrations
 
-    def _drift(self, window: Tensor, personal_rounds: int) -> Tensor:
-        """Σ_j ρ^{t−j} (Δ_i^j − Δ̄^j) + Σ_j μ^{t−j+1} Δ̄^j (N, K, D), docs/learner.md.
+    def _common(self, calibrations: Tensor) -> Tensor:
+        """Σ_i |D_i| ξ_i / Σ_i |D_i| (K, D): what Eq. (1) adds to the mean adapter every round."""
+        return weighted_mean(calibrations, self.setup.num_examples)
 
-        The first sum, what is client i's own, begins after the warm-up: there every client starts
-        from the mean, so it makes the same way again each round, which would be granted several
-        times over. Variants A and C, which have no mean to stay around or mix no clients, keep Δ̄
-        in it and have no second.
-        """
-        config = self.config
-        own_way = decayed_sum(window[:, :, -personal_rounds:], config.drift_decay)
-        if not (config.aggregates and config.mixes_clients):
-            return own_way
-        everyone = self.setup.weights(torch.ones(self.setup.num_clients, device=own_way.device))
-        velocity = weighted_mean(decayed_sum(window, config.momentum), everyone)
-        return own_way - weighted_mean(own_way, everyone) + config.momentum * velocity
+    def _sizes(
+        self, deltas: Tensor, calibrations: Tensor, shared: Tensor
+    ) -> dict[str, list[float]]:
+        """The RMS of Δ, of ξ and its two parts, and of the way from θ^0, in each layer."""
+        common = self._common(calibrations)
+        of = {
+            "delta_rms": deltas,
+            "calibration_rms": calibrations,
+            "common_rms": common.unsqueeze(0),
+            "personal_rms": calibrations - common,
+            "distance_rms": (shared - self.setup.initial.adapter).unsqueeze(0),
+        }
+        return {name: x.square().mean((0, 2)).sqrt().tolist() for name, x in of.items()}
 
 
 METHOD = Method(

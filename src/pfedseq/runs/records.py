@@ -68,6 +68,8 @@ class RoundRecord:
     """How many clients' replies were refused."""
     absent: tuple[int, ...] = ()
     """The clients whose training was not taken in: not asked, not answering, or refused."""
+    server: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """What the server measured, by backbone layer; pFedSeq: the sizes of Δ, ξ and its parts."""
 
     def to_json(self) -> dict[str, Any]:
         """One flat object."""
@@ -75,7 +77,8 @@ class RoundRecord:
         about = {"method": self.method, "round": self.round}
         attendance = {"answered": self.answered, "refused": self.refused}
         absent = {"absent": list(self.absent)} if self.absent else {}
-        return {**about, **scores, **asdict(self.cost), **attendance, **absent}
+        server = {"server": dict(self.server)} if self.server else {}
+        return {**about, **scores, **asdict(self.cost), **attendance, **absent, **server}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -86,7 +89,8 @@ class RoundRecord:
             values.get("refused", 0),
             tuple(values.get("absent", ())),
         )
-        return cls(values["method"], values["round"], scores, _read(Cost, values), *attendance)
+        cost, server = _read(Cost, values), values.get("server", {})
+        return cls(values["method"], values["round"], scores, cost, *attendance, server)
 
 
 @dataclass(frozen=True)
@@ -203,9 +207,15 @@ def summarise_round(
     scores = _scores(method, outcome.t, outcome.evaluated, names) if outcome.evaluated else None
     cost = Cost(**{f.name: getattr(outcome, f.name) for f in fields(Cost)})
     everyone = range(len(names)) if names else outcome.answered
-    absent = tuple(i for i in everyone if i not in outcome.answered)
     return RoundRecord(
-        method, outcome.t, scores, cost, len(outcome.answered), len(outcome.refused), absent
+        method,
+        outcome.t,
+        scores,
+        cost,
+        answered=len(outcome.answered),
+        refused=len(outcome.refused),
+        absent=tuple(i for i in everyone if i not in outcome.answered),
+        server=outcome.server,
     )
 
 

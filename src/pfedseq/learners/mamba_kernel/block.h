@@ -30,6 +30,20 @@ INLINE TARGET vec convolve(const vec *x, const float *taps, float bias, int64_t 
     return c;
 }
 
+/* out[i][j] += bias[i] for steps j >= first. */
+INLINE TARGET void add_bias(vec *out, const float *bias, int64_t outs, int64_t L, int64_t first)
+{
+    for (int64_t i = 0; i < outs; i++)
+        for (int64_t j = first; j < L; j++) out[i * L + j] += bias[i];
+}
+
+/* grad[i] += sum_{j >= first} g[i][j]: the gradient of a bias. */
+INLINE TARGET void sum_steps(vec *grad, const vec *g, int64_t outs, int64_t L, int64_t first)
+{
+    for (int64_t i = 0; i < outs; i++)
+        for (int64_t j = first; j < L; j++) grad[i] += g[i * L + j];
+}
+
 /* From the residual stream to what the scan reads. */
 static TARGET void project(const Call *call, const Offsets *at, const Tape *tape)
 {
@@ -42,7 +56,8 @@ static TARGET void project(const Call *call, const Offsets *at, const Tape *tape
         for (int64_t n = 0; n < N; n++)
             square_sum += tape->residual[n * L + j] * tape->residual[n * L + j];
         const vec mean_square = square_sum / (float)N + 1e-5f;
-        for (int lane = 0; lane < LANES; lane++) inv_rms[lane] = 1.0f / sqrtf(mean_square[lane]);
+        for (int lane = 0; lane < LANES; lane++)
+            inv_rms[lane] = call->is_signed ? 1.0f : 1.0f / sqrtf(mean_square[lane]);
         tape->inv_rms[j] = inv_rms;
         for (int64_t n = 0; n < N; n++)
             tape->normed[n * L + j] = tape->residual[n * L + j] * inv_rms * weights[at->norm + n];
@@ -50,16 +65,19 @@ static TARGET void project(const Call *call, const Offsets *at, const Tape *tape
     const float *in_proj = weights + at->in_proj, *x_proj = weights + at->x_proj;
     matmul(tape->x, tape->normed, in_proj, E, N, N, 1, L, 0, 0);
     matmul(tape->z, tape->normed, in_proj + E * N, E, N, N, 1, L, first, 0);
+    add_bias(tape->z, weights + at->gate_bias, E, L, first);
 
     for (int64_t e = 0; e < E; e++) {
         const float *taps = weights + at->conv_weight + e * W, bias = weights[at->conv_bias + e];
         for (int64_t j = 0; j < L; j++) {
             const vec c = convolve(tape->x + e * L, taps, bias, W, j);
-            tape->u[e * L + j] = c * sigmoid(c);
+            tape->u[e * L + j] = call->is_signed ? c : c * sigmoid(c);
         }
     }
     matmul(tape->projected, tape->u, x_proj, R + M, E, E, 1, L, 0, 0);
     matmul(tape->projected + (R + M) * L, tape->u, x_proj + (R + M) * E, M, E, E, 1, L, first, 0);
+    add_bias(tape->projected + R * L, weights + at->scan_bias, M, L, 0);
+    add_bias(tape->projected + (R + M) * L, weights + at->scan_bias + M, M, L, first);
 }
 
 /* The scan's view of channel e: its step sizes (and their slope, the derivative by v), and y
@@ -169,7 +187,7 @@ INLINE TARGET void convolution_backward(const Call *call, const Offsets *at, con
     vec *g = scratch->g_u + e * L, grad_bias = {0};
     for (int64_t j = 0; j < L; j++) {
         const vec c = convolve(x, taps, bias, W, j), s = sigmoid(c);
-        g[j] *= s * (1.0f + c * (1.0f - s));
+        if (!call->is_signed) g[j] *= s * (1.0f + c * (1.0f - s));
         grad_bias += g[j];
     }
     grad[at->conv_bias + e] += grad_bias;
@@ -200,7 +218,7 @@ INLINE TARGET void norm_backward(const Call *call, const Offsets *at, const Tape
             grad[at->norm + n] += g * unit;
             along += g * norm[n] * unit;
         }
-        along /= (float)N;
+        along = call->is_signed ? (vec){0} : along / (float)N;
         for (int64_t n = 0; n < N; n++) {
             const vec g = scratch->g_normed[n * L + j], unit = tape->residual[n * L + j] * inv_rms;
             g_residual[n * L + j] += inv_rms * (g * norm[n] - unit * along);
@@ -228,6 +246,8 @@ static TARGET void block_backward(const Call *call, const Offsets *at, const Tap
     matmul(scratch->g_u, g_C, x_proj + (R + M) * E, E, M, 1, E, L, first, 1);
     outer(grad_x_proj, scratch->g_projected, tape->u, R + M, E, L, 0);
     outer(grad_x_proj + (R + M) * E, g_C, tape->u, M, E, L, first);
+    sum_steps(grad + at->scan_bias, scratch->g_projected + R * L, M, L, 0);
+    sum_steps(grad + at->scan_bias + M, g_C, M, L, first);
 
     for (int64_t e = 0; e < E; e++) convolution_backward(call, at, tape, scratch, grad, e);
     const vec *g_x = scratch->g_u, *g_z = scratch->g_gated; /* replaced in place above */
@@ -235,5 +255,6 @@ static TARGET void block_backward(const Call *call, const Offsets *at, const Tap
     matmul(scratch->g_normed, g_z, in_proj + E * N, N, E, 1, N, L, first, 1);
     outer(grad_in_proj, g_x, tape->normed, E, N, L, 0);
     outer(grad_in_proj + E * N, g_z, tape->normed, E, N, L, first);
+    sum_steps(grad + at->gate_bias, g_z, E, L, first);
     norm_backward(call, at, tape, scratch, grad, g_residual);
 }

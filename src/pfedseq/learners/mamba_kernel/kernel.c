@@ -29,6 +29,7 @@ typedef struct {
     int64_t width;    /* W: taps of the causal convolution */
     int64_t steps;    /* L */
     int64_t rows;     /* rows of D in this call */
+    int64_t is_signed; /* whether the block keeps the sign and size of its input: lanes.h */
     /* A window's element (row, step, client) is at row + step * step_stride + client *
        client_stride: rows are adjacent. So are those of the output, element (row, client), of the
        derivative by it, which has the same strides, and of the derivative by the window. */
@@ -41,9 +42,11 @@ typedef struct {
 typedef struct {
     int64_t norm;        /* (N)         */
     int64_t in_proj;     /* (2E, N)     first the rows of x, then those of z */
+    int64_t gate_bias;   /* (E)         */
     int64_t conv_weight; /* (E, W)      */
     int64_t conv_bias;   /* (E)         */
     int64_t x_proj;      /* (R + 2M, E) first the rows of delta, then of B, then of C */
+    int64_t scan_bias;   /* (2M)        first of B, then of C */
     int64_t step_proj;   /* (E, R)      */
     int64_t step_bias;   /* (E)         */
     int64_t A;           /* (E, M)      negative */
@@ -59,10 +62,12 @@ static Offsets offsets_of(const Call *call)
     Offsets at;
     at.norm = 0;
     at.in_proj = at.norm + N;
-    at.conv_weight = at.in_proj + 2 * E * N;
+    at.gate_bias = at.in_proj + 2 * E * N;
+    at.conv_weight = at.gate_bias + E;
     at.conv_bias = at.conv_weight + E * W;
     at.x_proj = at.conv_bias + E;
-    at.step_proj = at.x_proj + (R + 2 * M) * E;
+    at.scan_bias = at.x_proj + (R + 2 * M) * E;
+    at.step_proj = at.scan_bias + 2 * M;
     at.step_bias = at.step_proj + E * R;
     at.A = at.step_bias + E;
     at.skip = at.A + E * M;

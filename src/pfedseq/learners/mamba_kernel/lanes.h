@@ -8,10 +8,11 @@
    earlier outputs nobody reads:
 
      n_j      = r_j * inv_rms_j * norm            inv_rms_j = 1 / sqrt(mean(r_j^2) + 1e-5)
-     x_j, z_j = in_proj n_j                       z for j >= first
+     x_j      = in_proj n_j                       its first E rows
+     z_j      = in_proj n_j + gate_bias           the others, for j >= first
      c_j      = conv_bias + sum_w conv_weight_w x_{j-W+1+w}
      u_j      = SiLU(c_j)                         SiLU(v) = v sigmoid(v)
-     p_j      = x_proj u_j = (delta_j, B_j, C_j)  C for j >= first
+     p_j      = x_proj u_j + (0, scan_bias) = (delta_j, B_j, C_j)      C for j >= first
      v_j      = step_proj delta_j + step_bias
      step_j   = softplus(v_j)
      h_j      = exp(step_j A) h_{j-1} + step_j u_j B_j       state (E, M), zero before step 0
@@ -19,7 +20,8 @@
      f_j      = out_proj (y_j SiLU(z_j))          j >= first
      next r_j = r_j + f_j
 
-   The network's output is the sum over its blocks of f_{L-1}.
+   The network's output is the sum over its blocks of f_{L-1}. In a signed network inv_rms = 1 and
+   u = c: what comes in keeps its size and its sign.
 
    Names: g_q is the derivative of the loss by a value q, grad that by the weights. Arrays over
    channels and steps are laid out [channel][step], each element a vector. Weight gradients are
@@ -45,6 +47,8 @@
 #define Tape NAME(Tape)
 #define Scratch NAME(Scratch)
 #define convolve NAME(convolve)
+#define add_bias NAME(add_bias)
+#define sum_steps NAME(sum_steps)
 #define project NAME(project)
 #define open_channel NAME(open_channel)
 #define finish NAME(finish)
@@ -87,6 +91,8 @@
 #undef Tape
 #undef Scratch
 #undef convolve
+#undef add_bias
+#undef sum_steps
 #undef project
 #undef open_channel
 #undef finish

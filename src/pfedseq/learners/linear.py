@@ -1,0 +1,36 @@
+"""The yardstick of the sequential learners: one matrix per backbone layer over the window's sum.
+
+ξ = s W_k with s = Σ_j Δ^j / √L' over the L' steps of the window. It looks back as far as the window
+does, mixes clients, sees direction, and starts at zero: what a sequence model adds must show
+against it.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pfedseq.learners.layerwise import check_sizes, check_window
+
+
+class LinearLearner(nn.Module):
+    """K matrices: windows of updates (K, D, L, N) in, calibrations (K, D, N) out.
+
+    Args:
+        num_layers: K, the backbone's layers; each has its own matrix.
+        num_clients: N.
+    """
+
+    def __init__(self, num_layers: int, num_clients: int) -> None:
+        super().__init__()
+        check_sizes(self, num_layers=num_layers, num_clients=num_clients)
+        self.num_layers, self.num_clients = num_layers, num_clients
+        self.weight = nn.Parameter(torch.zeros(num_layers, num_clients, num_clients))
+
+    def forward(self, window: Tensor) -> Tensor:
+        """ξ (K, D, N) from a window (K, D, L, N) of any length L ≥ 1."""
+        check_window(window, self, self.num_layers, self.num_clients)
+        calibrations: Tensor = window.sum(2) / window.shape[2] ** 0.5 @ self.weight
+        return calibrations
+
+    def output_weights(self) -> list[nn.Parameter]:
+        """All there is."""
+        return [self.weight]
