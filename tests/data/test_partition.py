@@ -7,6 +7,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from pfedseq.data import partition
+from pfedseq.data.dataset import ClientData
 from pfedseq.errors import InputError
 
 
@@ -266,3 +267,56 @@ def test_a_client_without_test_images_is_refused_by_name():
         InputError, match=r"drawer 8 has 8 examples, fewer than data\.min_samples = 9"
     ):
         partition.check_sizes([small], min_samples=9, validation_fraction=0.1)
+
+
+def test_all_owners_may_be_asked_for_and_one_more_is_refused():
+    owners = np.array([0, 1, 1, 2])
+    kept = partition.by_owner(owners, np.random.RandomState(0), num_owners=3)
+    assert [owner for owner, _, _ in kept] == [0, 1, 2]
+    with pytest.raises(InputError) as refused:
+        partition.by_owner(owners, np.random.RandomState(0), num_owners=4)
+    assert str(refused.value) == (
+        "the data has 3 owners, fewer than the 4 asked for: lower data.num_clients or raise "
+        "data.split_owners"
+    )
+
+
+def test_among_owners_of_one_size_those_with_the_lower_numbers_are_kept():
+    """Fifty owners with two images each and every fifth with three."""
+    sizes = np.where(np.arange(50) % 5 == 0, 3, 2)
+    owners = np.repeat(np.arange(50), sizes)
+    kept = partition.by_owner(owners, np.random.RandomState(0), num_owners=30)
+    large = set(range(0, 50, 5))
+    small = [n for n in range(50) if n not in large][:20]
+    assert [owner for owner, _, _ in kept] == sorted([*large, *small])
+
+
+def test_two_pieces_of_an_owner_are_drawn():
+    owners = np.zeros(40, dtype=np.int64)
+    first, second = partition.by_owner(owners, np.random.RandomState(0), pieces=2)
+    assert sorted([*first[2], *second[2]]) == list(range(40))
+    assert first[2].tolist() != list(range(20))
+
+
+def test_what_is_missing_of_a_client_is_named():
+    nothing, some = np.array([], dtype=np.int64), np.arange(3)
+    lacking = ClientData("ann", train=some, validation=nothing, test=nothing)
+    with pytest.raises(InputError) as refused:
+        partition.check_sizes([lacking], min_samples=1, validation_fraction=0.1)
+    assert str(refused.value) == (
+        "client ann has 3 examples, which leaves none for test or validation: use fewer clients, "
+        "or change data.train_fraction or data.validation_fraction"
+    )
+    without_validation = ClientData("ann", train=some, validation=nothing, test=some)
+    partition.check_sizes([without_validation], min_samples=1, validation_fraction=0.0)
+    with pytest.raises(InputError, match="none for validation:"):
+        partition.check_sizes([without_validation], min_samples=1, validation_fraction=0.1)
+
+
+def test_a_client_with_a_split_of_its_own_keeps_its_name():
+    is_test = np.array([False, False, True])
+    split = partition.split_as_given(
+        "bob", np.arange(3), is_test, np.random.RandomState(0), validation_fraction=0.0
+    )
+    assert split.name == "bob"
+    assert split.test.tolist() == [2]
