@@ -105,3 +105,11 @@ def test_a_reading_step_leaves_the_memory_as_it_is(engine, step, states):
         clients.call("train", 1, {0: {}})
     clients.call(step, 1, {0: {}})
     assert clients.call("train", 2, {0: {}})[0].tensors["calls"].item() == 3
+
+
+def test_discarding_leaves_what_belongs_to_others(tmp_path):
+    states = DiskStates(tmp_path, CPU)
+    states.put(0, {"a": torch.ones(1)})
+    (tmp_path / "notes.txt").write_text("mine")
+    states.discard()
+    assert os.listdir(tmp_path) == ["notes.txt"]
