@@ -13,7 +13,6 @@ import argparse
 import gzip
 import io
 import json
-import os
 import pickle
 import random
 import resource
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from huggingface_hub import constants
 from PIL import Image
 
 from pfedseq.config import load_config
@@ -314,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    os.environ["HF_HUB_OFFLINE"] = "1"  # a broken name of a backbone is not worth a download
+    constants.HF_HUB_OFFLINE = True  # the name of a backbone that was broken is on no hub
     faults = 0
     with tempfile.TemporaryDirectory() as folder:
         found = targets(Path(folder))

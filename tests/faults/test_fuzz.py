@@ -4,6 +4,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ NAMES = ["config", "message", "checkpoint", "adapter", "image", "archive", "pick
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
         yield fuzz.targets(tmp_path_factory.mktemp("fuzz"))
 
 

@@ -133,7 +133,7 @@ class FileTree:
     def _add_zip(self, archive: Path) -> None:
         try:
             members = self._zip(archive).infolist()
-        except (zipfile.BadZipFile, OSError, EOFError) as fault:
+        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as fault:
             raise InputError(
                 f"{archive} is not a whole zip archive ({fault}): download it again"
             ) from fault
