@@ -12,7 +12,7 @@ from tests.toys import make_setup, quadratic_federation, random_centers
 
 SIZES = (4, 2, 3, 5)
 CENTERS = random_centers(len(SIZES))
-ROUNDS = 5
+ROUNDS = 4
 QUICK = {"perada": {"distillation_steps": 3}}
 
 
