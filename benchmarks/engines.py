@@ -132,8 +132,8 @@ def memory(folder: Path) -> float:
     total = 0
     for process in psutil.process_iter():
         try:
-            words = process.cmdline()
-            if any(str(folder) in word for word in words) or "FLWR_HOME" in process.environ():
+            home = process.environ().get("FLWR_HOME", "")
+            if home.startswith(str(folder)):
                 total += process.memory_full_info().pss
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
