@@ -163,7 +163,7 @@ def class_tokens(images: ImageSet, backbone: str) -> Tensor:
         rows: list[Tensor] = []
         with torch.no_grad():
             for start in range(0, len(images.labels), 64):
-                pixels = torch.from_numpy(images.images[start : start + 64]).float() / 255
+                pixels = torch.tensor(images.images[start : start + 64]).float() / 255
                 rows.append(vit.model((pixels - mean) / std).last_hidden_state[:, 0])
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.save(kept, torch.cat(rows).numpy())
