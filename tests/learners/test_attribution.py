@@ -62,13 +62,14 @@ def test_a_silent_learner_has_no_account(window):
     assert found.agreement is None
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "lstm"])
+@pytest.mark.parametrize("architecture", ["mamba", "lstm", "linear"])
 def test_the_parts_of_a_scaled_learner_add_up_to_one(architecture):
     """It is homogeneous in its window, so gradient × input is all of it (Euler)."""
     setup = Setup(Params(torch.zeros(K, D), torch.zeros(1)), (1,) * N, 9, 0)
     config = LearnerConfig(architecture=architecture, zero_projections=False)
     learner = CalibrationLearner(config, setup)
     window = 1e-3 * torch.randn(K, D, L, N, generator=torch.Generator().manual_seed(2))
+    window[1, 2] = 0  # an adapter parameter that nobody has moved yet
     found = attribute(learner, window)
     torch.testing.assert_close(found.by_client.sum(1), torch.ones(N), rtol=2e-3, atol=2e-3)
     assert found.parts.abs().max() > 0.01

@@ -55,7 +55,9 @@ def attribute(learner: Callable[[Tensor], Tensor], window: Tensor) -> Attributio
         last = i == num_clients - 1
         f_i = (outputs[i] * directions[i]).sum()
         (slope,) = torch.autograd.grad(f_i, inputs, retain_graph=not last)
-        parts[i] = (slope * inputs.detach()).sum((0, 1)).T  # (L, N) → (N, L)
+        # A row of zeros has no scale, and so no slope: what is not there takes no part.
+        products = torch.where(window != 0, slope * window, 0)
+        parts[i] = products.sum((0, 1)).T  # (L, N) → (N, L)
     left_out = window.new_zeros(num_clients, num_clients)
     with torch.no_grad():
         for j in range(num_clients):
