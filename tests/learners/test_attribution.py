@@ -62,7 +62,7 @@ def test_a_silent_learner_has_no_account(window):
     assert found.agreement is None
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "lstm", "linear"])
+@pytest.mark.parametrize("architecture", ["mamba", "lstm"])
 def test_the_parts_of_a_scaled_learner_add_up_to_one(architecture):
     """It is homogeneous in its window, so gradient × input is all of it (Euler)."""
     setup = Setup(Params(torch.zeros(K, D), torch.zeros(1)), (1,) * N, 9, 0)
