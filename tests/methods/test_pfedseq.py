@@ -271,6 +271,23 @@ def test_frozen_is_the_mean_adapter():
         assert torch.equal(frozen.payload(i)["adapter"], warm.payload(i)["adapter"])
 
 
+@pytest.mark.parametrize("architecture", ["mamba", "lstm", "mlp", "linear"])
+def test_forgetting_shrinks_the_output_weights_alone(architecture):
+    """Δ = 0 teaches nothing, so a round takes a quarter of the output weights and no more."""
+    server, deltas = small_server(
+        architecture=architecture, forgetting=0.25, warmup_rounds=9, max_sequence_length=5
+    )
+    with torch.no_grad():
+        for weight in server.learner.model.output_weights():
+            weight.fill_(2.0)
+    before = {name: p.detach().clone() for name, p in server.learner.named_parameters()}
+    outputs = {id(p) for p in server.learner.model.output_weights()}
+    server.update(4, {i: Reply({"delta": torch.zeros_like(deltas[i])}) for i in range(3)})
+    for name, parameter in server.learner.named_parameters():
+        kept = 0.75 if id(parameter) in outputs else 1.0
+        torch.testing.assert_close(parameter.detach(), kept * before[name])
+
+
 def test_the_learner_does_the_work():
     """On a federation with known optima the trained learner is nearer to them than `frozen`.
 

@@ -71,6 +71,7 @@ def press_ctrl_c(record):
 
 
 def test_ctrl_c_finishes_the_round_and_says_so(play):
+    before = signal.getsignal(signal.SIGINT)
     told, heard = [], []
 
     def listen(record):
@@ -83,7 +84,7 @@ def test_ctrl_c_finishes_the_round_and_says_so(play):
     assert not isinstance(stop.value, StopAtOnce)
     assert heard == [1, 2]
     assert told == ["stopping after this round; Ctrl-C again stops at once"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_in_a_round_saves_that_round_whatever_checkpoint_every_says(play, monkeypatch):
@@ -106,12 +107,13 @@ def test_ctrl_c_in_a_round_saves_that_round_whatever_checkpoint_every_says(play,
 
 
 def test_a_second_ctrl_c_stops_at_once():
+    before = signal.getsignal(signal.SIGINT)
     with finishing_the_round(tell_nobody) as interruption:
         press_ctrl_c(None)
         assert interruption.wanted
         with pytest.raises(StopAtOnce):
             press_ctrl_c(None)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_full_disk_stops_cleanly_wherever_it_strikes(play, monkeypatch):

@@ -8,8 +8,10 @@ Sent up: the client's own core c_i; its relations p_i stay with it. Evaluated: �
 the cores just received.
 
 Deviations: the cores start from one φ^0, not from N draws (a mean of N independent LoRA matrices A
-would be 1/√N as large). Plain SGD as in the pFedSeq paper, without the authors' momentum. The core
-of a client that misses a round stays as it was.
+would be 1/√N as large). Plain SGD as in the pFedSeq paper, without the authors' momentum. The
+cores' rate is N η, as in PFLlib: p_ii starts near 1/N, so with η alone a core would move N times
+more slowly than the models of other methods at the same rate. The core of a client that misses a
+round stays as it was.
 """
 
 import math
@@ -27,7 +29,7 @@ from pfedseq.params import Params
 class AppleConfig(MethodConfig):
     """Options of APPLE."""
 
-    lr: float = Field(0.005, gt=0, description="η of c_i; as p_ii ≈ 1/N, PFLlib takes N times it")
+    lr: float = Field(0.005, gt=0, description="η; the core c_i moves by N η p_ii g, with p_ii ≈ 1/N")
     relation_lr: float = Field(1e-3, gt=0, description="rate of p_i; paper: 0.001 of {0.001, …, 1}")
     prior_weight: float = Field(0.1, ge=0, description="μ, pull of p_i to p⁰; authors: 0.1")
     prior_share: float = Field(
@@ -88,13 +90,13 @@ class AppleClient(Client):
     config: AppleConfig
 
     def train(self, down: Tensors) -> Reply:
-        """One gradient g of L(Σ_j p_ij c_j) for both: c_i ← c_i − η p_ii g, and p_i."""
+        """One gradient g of L(Σ_j p_ij c_j) for both: c_i ← c_i − N η p_ii g, and p_i."""
         cores, relations, i = all_cores(down), self.relations(down), int(down["index"])
         prior, pull, initial = down["prior"], down["prior_pull"], self.task.initial
         for batch in self.task.batches(self.config.local_epochs):
             g = self.task.grad(initial.unflat(relations @ cores), batch).flat()  # (K·D + H,)
             slope = cores @ g + 2 * pull * (relations - prior)  # ⟨g, c_j⟩ + 2 λ(r) μ (p_ij − p⁰_j)
-            cores[i].sub_(g, alpha=self.config.lr * float(relations[i]))
+            cores[i].sub_(g, alpha=len(cores) * self.config.lr * float(relations[i]))
             relations = relations - self.config.relation_lr * slope
         self.state["relations"] = relations
         core = initial.unflat(cores[i])
