@@ -85,6 +85,17 @@ class TrainingConfig(LocalTraining):
     """[training]: local training, for every method that does not say otherwise."""
 
     batch_size: int = Field(32, ge=1, description="paper: 32")
+    head_lr: float | None = Field(
+        None,
+        gt=0,
+        description="rate of the heads where `lr` is that of the adapters; a method with an `lr` of "
+        "its own keeps their ratio; default and paper: as `lr`",
+    )
+
+    @property
+    def head_rate(self) -> float:
+        """The heads' rate as a multiple of the adapters'."""
+        return 1.0 if self.head_lr is None else self.head_lr / self.lr
 
 
 class EngineConfig(BaseConfig):

@@ -298,5 +298,6 @@ def test_automatic_size(monkeypatch):
     assert automatic_cohort(10, 8) == 5
     assert automatic_cohort(100, 8) == 8
     assert automatic_cohort(6, 16) == 3
+    assert automatic_cohort(12, 16) == 3, "three cohorts of four would leave a core idle"
     assert automatic_cohort(1, 16) == 1
     assert automatic_cohort(100, 128) == 1

@@ -314,3 +314,28 @@ def load_backbone_shape():
     vit = ViTModel(ViTConfig(), add_pooling_layer=False).requires_grad_(False)
     inject_adapter_in_model(peft_config(AdapterConfig(), 12), vit)
     return vit
+
+
+def test_heads_with_a_rate_of_their_own_move_as_by_sgd_with_two_rates(backbone, site):
+    """Against torch's SGD with a parameter group each, on the model of one rate."""
+    config, lr, head_lr = AdapterConfig(rank=2, alpha=8.0), 0.1, 0.004
+    plain = AdaptedModel(backbone, config, CLASSES, seed=0)
+    tuned = AdaptedModel(backbone, config, CLASSES, seed=0, head_rate=head_lr / lr)
+    adapter, head = (x.clone().requires_grad_() for x in (plain.initial.adapter, plain.initial.head))
+    sgd = torch.optim.SGD([{"params": [adapter]}, {"params": [head], "lr": head_lr}], lr=lr)
+    reference = replace(site, model=plain).task(1, "train")
+    for batch in reference.batches(1):
+        inputs, labels = reference._examples(batch)
+        logits = plain.classify(head, plain.features(adapter, inputs))
+        sgd.zero_grad()
+        nn.functional.cross_entropy(logits, labels).backward()
+        sgd.step()
+
+    moved = local_sgd(replace(site, model=tuned).task(1, "train"), tuned.initial, lr, 1)
+
+    assert (moved.adapter - plain.initial.adapter).abs().max() > 1e-3
+    torch.testing.assert_close(moved.adapter, adapter, rtol=1e-4, atol=1e-6)
+    layer = torch.cat([x.flatten() for x in tuned.split_head(moved.head)])
+    assert (layer - plain.initial.head).abs().max() > 1e-3
+    torch.testing.assert_close(layer, head, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(tuned.join_head(*tuned.split_head(moved.head)), moved.head)

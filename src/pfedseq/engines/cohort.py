@@ -179,5 +179,7 @@ def automatic_cohort(num_clients: int, batch_size: int) -> int:
     and take memory. The cores are those of the machine, not `engine.threads`: how many cohorts run
     side by side must not change what is computed together.
     """
-    for_each_core = -(-num_clients // (os.cpu_count() or 1))
-    return max(1, min(FULL_PASS // batch_size, for_each_core))
+    cores = os.cpu_count() or 1
+    largest = max(1, FULL_PASS // batch_size)
+    turns = -(-num_clients // (largest * cores))  # of all cores; none of them idle in the last
+    return -(-num_clients // (turns * cores))

@@ -162,7 +162,7 @@ def params_of(read: PeftFolder, model: AdaptedModel, folder: Path) -> Params:
                 f"{folder} has a head of shape {tuple(weight.shape)} where "
                 f"({model.num_classes}, {model.feature_dim}) is expected"
             )
-        head = torch.cat([weight.reshape(-1), bias])
+        head = model.join_head(weight, bias)
     return Params(adapter.to(model.device), head.to(model.device))
 
 

@@ -196,7 +196,9 @@ def load_model(config: Config, num_classes: int) -> tuple[Backbone, AdaptedModel
         section.backbone, size, section.mean, section.std, num_heads=section.num_heads
     )
     backbone.model.to(pick_device(config.engine.device))
-    model = AdaptedModel(backbone, config.adapter, num_classes, config.run.seed)
+    model = AdaptedModel(
+        backbone, config.adapter, num_classes, config.run.seed, config.training.head_rate
+    )
     model.initial = starting_params(model)
     return backbone, model
 
@@ -237,7 +239,13 @@ def load_text_model(config: Config, texts: TextSet) -> tuple[AdaptedModel, TextS
     device = pick_device(config.engine.device)
     encoder = load_text_encoder(config.model.backbone)
     encoder.model.to(device)
-    model = AdaptedModel(encoder, config.adapter, len(texts.class_names), config.run.seed)
+    model = AdaptedModel(
+        encoder,
+        config.adapter,
+        len(texts.class_names),
+        config.run.seed,
+        config.training.head_rate,
+    )
     return model, TextSource.of(texts, encoder, config.data.max_tokens, device)
 
 
@@ -258,5 +266,6 @@ def pick_device(wanted: str) -> torch.device:
 def _world_of(config: Config) -> Config:
     """The config without what only says which methods run in a world, how long, and how."""
     run = RunConfig(seed=config.run.seed)
-    training = TrainingConfig(batch_size=config.training.batch_size)
+    given = config.training
+    training = TrainingConfig(batch_size=given.batch_size, lr=1.0, head_lr=given.head_rate)
     return config.model_copy(update={"run": run, "training": training, "methods": {}})
