@@ -162,6 +162,15 @@ class Config(BaseConfig):
             raise ValueError("adapter.start is for images; texts start from a new adapter")
         return self
 
+    @model_validator(mode="after")
+    def _noise_is_not_rounded(self) -> Self:
+        if self.privacy.noise is not None and self.federation.payload != "float32":
+            raise ValueError(
+                "privacy.noise is added to what clients send in float32: leave federation.payload "
+                "out, or the noise"
+            )
+        return self
+
     def method_config(self, name: str) -> MethodConfig:
         """The options of one method: [training]'s, overridden by [methods.NAME]'s."""
         method = find_method(name)

@@ -144,8 +144,11 @@ def test_a_full_disk_stops_cleanly_wherever_it_strikes(play, monkeypatch):
     assert not list(cut.path.rglob(".*.tmp"))
 
 
-def test_the_same_config_goes_on_in_its_folder_and_another_does_not(tmp_path):
-    config, told = make_config(TINY), []
+@pytest.mark.parametrize("payload", ["float32", "int8"])
+def test_the_same_config_goes_on_in_its_folder_and_another_does_not(payload, tmp_path):
+    """With int8, what the clients still owe the server goes on, too."""
+    chosen = f"federation.payload={payload}"
+    config, told = make_config(TINY, [chosen]), []
 
     def stop(record):
         raise KeyboardInterrupt
@@ -153,7 +156,7 @@ def test_the_same_config_goes_on_in_its_folder_and_another_does_not(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "cut", stop)
     with pytest.raises(InputError, match=r"fedavg\.lr was 0\.02, is 0\.5"):
-        run(make_config(TINY, ["training.lr=0.5"]), tmp_path / "cut")
+        run(make_config(TINY, [chosen, "training.lr=0.5"]), tmp_path / "cut")
     heard = []
     run(config, tmp_path / "cut", heard.append, told.append)
     assert [record.round for record in heard] == [2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pfedseq.engines.payload import Precision, bases, pack, take_residuals
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
 
@@ -20,13 +21,15 @@ def answer(
     step: str,
     t: int,
     down: Tensors,
+    payload: Precision = "float32",
 ) -> Reply:
     """Build the client around its data and its memory, and run one of its steps.
 
     `step` may come out of a message, so it must be one that the client's class lists. What the
     client remembers is in `state` afterwards. All that passes is contiguous and aligned, whether it
     came over a wire, out of a file or by a call: a matrix product may round differently on a
-    strided view of the same numbers, or where they begin elsewhere in memory.
+    strided view of the same numbers, or where they begin elsewhere in memory. The reply is packed
+    for sending as `payload` says.
     """
     if step not in client.steps:
         raise InputError(
@@ -34,14 +37,19 @@ def answer(
         )
     state.update(in_order(state))
     before = dict(state)
-    built = client(config, site.task(t, step), state)
-    reply: Reply = getattr(built, step)(in_order(down))
-    if not all(tensor.isfinite().all() for tensor in (*state.values(), *reply.tensors.values())):
+    residuals = take_residuals(state)
+    task = site.task(t, step)
+    reply: Reply = getattr(client(config, task, state), step)(in_order(down))
+    sent = reply.tensors
+    if step not in client.reading_steps:
+        sent, residuals = pack(step, sent, bases(task.initial, down), payload, residuals)
+    state.update(residuals)
+    if not all(tensor.isfinite().all() for tensor in (*state.values(), *sent.values())):
         state.clear()  # as if it had not trained: it starts the next round from sound numbers
         state.update(before)
         return Reply({}, {DIVERGED: 1.0})
     state.update(in_order(state))
-    return Reply(in_order(reply.tensors), reply.metrics)
+    return Reply(in_order(sent), reply.metrics)
 
 
 def in_order(tensors: Tensors) -> Tensors:

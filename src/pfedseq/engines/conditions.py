@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from pfedseq.base_config import BaseConfig
+from pfedseq.engines.payload import Precision
 from pfedseq.federation import Aggregation
 
 
@@ -36,5 +37,10 @@ class FederationConfig(BaseConfig):
         "mean",
         description="Eq. (1), or in its place, number by number and every client alike, the median "
         "or the mean without the extremes",
+    )
+    payload: Precision = Field(
+        "float32",
+        description="how clients send their tensors up: exactly, or rounded to half or a quarter "
+        "of the bytes, with what was rounded off sent in later rounds",
     )
     trim: float = Field(0.1, ge=0, lt=0.5, description="share left out at each end by trimmed_mean")

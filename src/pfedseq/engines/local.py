@@ -10,6 +10,7 @@ import torch
 
 from pfedseq.engines.answer import answer
 from pfedseq.engines.cohort import CohortSite, Rendezvous, cohorts, run_cohort
+from pfedseq.engines.payload import Precision
 from pfedseq.engines.states import ClientStates, MemoryStates
 from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
 
@@ -31,8 +32,10 @@ class LocalClients:
         threads_per_client: int = 1,
         cohort: int = 1,
         states: ClientStates | None = None,
+        payload: Precision = "float32",
     ) -> None:
         self.client, self.config, self.sites, self.cohort = client, config, sites, cohort
+        self.payload: Precision = payload
         self.states = MemoryStates() if states is None else states
         torch.set_num_threads(threads_per_client)
         self._cohorts, self._members = (
@@ -89,7 +92,7 @@ class LocalClients:
         self, i: int, site: Site, state: Tensors, step: str, t: int, down: Tensors
     ) -> Reply:
         """Client i's reply; what it remembers afterwards is stored."""
-        reply = answer(self.client, self.config, site, state, step, t, down)
+        reply = answer(self.client, self.config, site, state, step, t, down, self.payload)
         if step not in self.client.reading_steps:
             self.states.put(i, state)
         return reply

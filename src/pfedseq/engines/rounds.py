@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.payload import UnpackedClients
 from pfedseq.engines.screening import ScreenedClients
 from pfedseq.federation import Clients, Reply, Server, Tensors
 
@@ -34,7 +35,10 @@ class RoundOutcome:
 
 
 class MeteredClients:
-    """Counts the bytes and the seconds of what passes through."""
+    """Counts the seconds, and the bytes of the tensors as they are sent.
+
+    Those are the bytes of a serialised message without the header that names them.
+    """
 
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
@@ -78,7 +82,8 @@ def run_rounds(
     for t in rounds:
         metered = MeteredClients(clients)
         start = time.perf_counter()
-        screened = ScreenedClients(metered, server, conditions or FederationConfig())
+        unpacked = UnpackedClients(metered, server.setup.initial)
+        screened = ScreenedClients(unpacked, server, conditions or FederationConfig())
         server.run_round(t, screened)
         training_seconds = time.perf_counter() - start
         evaluated: Mapping[int, Reply] = {}

@@ -37,6 +37,8 @@ _WITHOUT_EFFECT = {
     "flower.answer_seconds",
     "flower.classes",
 }
+_AS_BEFORE = {"federation.payload": "float32"}
+"""Options with which a run is what it was before there were such options."""
 
 
 def made_with(world: World, method: str) -> dict[str, Any]:
@@ -57,6 +59,7 @@ def options_made_with(config: Config, method: str, device: torch.device) -> dict
         key: value
         for key, value in config_values(config).items()
         if key not in _WITHOUT_EFFECT
+        and _AS_BEFORE.get(key) != value
         and (not key.startswith("methods.") or key.startswith(f"methods.{method}."))
     }
     kernel = fused_mamba() if method == "pfedseq" else None

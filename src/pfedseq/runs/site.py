@@ -87,6 +87,7 @@ def equip(mine: SiteConfig, request: Request, place: Path) -> Equipment:
         site.model.device,
         backbone_checksum(site.model) if request.step == "hello" else "",
         version("pfedseq"),
+        config.federation.payload,
     )
 
 

@@ -147,6 +147,7 @@ class World:
             threads_per_client=engine.threads_per_client,
             cohort=self.cohort,
             states=states,
+            payload=self.config.federation.payload,
         )
         hellos = introduce(clients)
         conditions = self.config.federation

@@ -112,11 +112,13 @@ def sent(content):
     return inflate_object_from_contents(content.object_id, contents)
 
 
-def federation(folder, method, config, sites, names=None):
+def federation(folder, method, config, sites, names=None, payload="float32"):
     """Sites in folders of their own around toy sites, and a grid to reach them."""
 
     def equipped(site):
-        return lambda request, place: Equipment(method.client, config, site, CPU, "weights", "1")
+        return lambda request, place: Equipment(
+            method.client, config, site, CPU, "weights", "1", payload
+        )
 
     return [
         Site(name, folder / name, equipped(site), number=100 + i)

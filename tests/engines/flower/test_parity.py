@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
+from pfedseq.engines.flower.envelope import Envelope
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.methods import METHODS
@@ -13,6 +14,8 @@ from tests.every_method import OPTIONS, every_method
 from tests.toys import make_setup, quadratic_federation, random_centers
 
 CENTERS, SIZES, ROUNDS = random_centers(3), (4, 2, 3), 4
+payloads = pytest.mark.parametrize("payload", ["float32", "int8"])
+"""With int8, what was rounded off must be at the site as exactly as a head."""
 
 
 def run(name, clients_of):
@@ -38,12 +41,21 @@ def run(name, clients_of):
     return scores, costs, [toy.saved[-1] for toy in toys]
 
 
-@every_method
-def test_bits_are_those_of_the_engine_in_process(name, tmp_path):
-    def on_flower(method, config, toys):
-        return connect(InProcessGrid(federation(tmp_path, method, config, toys)), 3)
+def in_process(payload):
+    def clients_of(method, config, toys):
+        return LocalClients(method.client, config, toys, payload=payload)
 
-    here = run(name, lambda method, config, toys: LocalClients(method.client, config, toys))
+    return clients_of
+
+
+@every_method
+@payloads
+def test_bits_are_those_of_the_engine_in_process(name, payload, tmp_path):
+    def on_flower(method, config, toys):
+        sites = federation(tmp_path, method, config, toys, payload=payload)
+        return connect(InProcessGrid(sites), 3)
+
+    here = run(name, in_process(payload))
     there = run(name, on_flower)
     assert there[:2] == here[:2]
     for one, other in zip(here[2], there[2], strict=True):
@@ -52,12 +64,13 @@ def test_bits_are_those_of_the_engine_in_process(name, tmp_path):
 
 
 @every_method
-def test_lost_replies_and_repeated_messages_change_no_bit(name, tmp_path):
+@payloads
+def test_lost_replies_and_repeated_messages_change_no_bit(name, payload, tmp_path):
     """Nodes die with the reply in hand, or before they hear; clients crash; all come back."""
-    calm = run(name, lambda method, config, toys: LocalClients(method.client, config, toys))
+    calm = run(name, in_process(payload))
 
     def restless(method, config, toys):
-        sites = federation(tmp_path, method, config, toys)
+        sites = federation(tmp_path, method, config, toys, payload=payload)
         clients = connect(InProcessGrid(sites), 3, seconds=30.0)
         sites[0].faults = [None, "lost", "crash", None, "lost"]
         sites[2].faults = ["before", None, None, "lost"]
@@ -79,3 +92,36 @@ def test_lost_replies_and_repeated_messages_change_no_bit(name, tmp_path):
     for one, other in zip(calm[2], storm[2], strict=True):
         assert torch.equal(one.adapter, other.adapter)
         assert torch.equal(one.head, other.head)
+
+
+class CountingGrid(InProcessGrid):
+    """Adds up the payloads that pass in training, without the headers that name the tensors."""
+
+    down = up = 0
+
+    def push_messages(self, messages):
+        if training := messages[0].metadata.message_type == "train":
+            self.down += sum(map(data_bytes, messages))
+        ids = super().push_messages(messages)
+        if training:
+            self.up += sum(data_bytes(self.replies[name]) for name in ids)
+        return ids
+
+
+def data_bytes(message):
+    payload = Envelope.of_records(message.content).payload
+    return len(payload) - 8 - int.from_bytes(payload[:8], "little")
+
+
+@pytest.mark.parametrize("payload", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("name", ["fedavg", "pfedseq", "pefll"])
+def test_the_ledger_is_the_length_of_what_was_sent(name, payload, tmp_path):
+    grids = []
+
+    def on_flower(method, config, toys):
+        grids.append(CountingGrid(federation(tmp_path, method, config, toys, payload=payload)))
+        return connect(grids[0], 3)
+
+    _, costs, _ = run(name, on_flower)
+    assert grids[0].up == sum(up for up, _ in costs) > 0
+    assert grids[0].down == sum(down for _, down in costs)

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from pfedseq.engines.answer import answer
 from pfedseq.engines.flower.envelope import Envelope
 from pfedseq.engines.flower.records import Card, Request
+from pfedseq.engines.payload import Precision
 from pfedseq.engines.states import encode_state
 from pfedseq.engines.wire import decode
 from pfedseq.errors import InputError
@@ -44,6 +45,8 @@ class Equipment:
     """Checksum of the frozen weights, where the site is asked who it is."""
     version: str
     """Of pfedseq."""
+    payload: Precision = "float32"
+    """How tensors are sent up."""
 
 
 Equip = Callable[[Request, Path], Equipment]
@@ -144,7 +147,14 @@ def _answered(request: Request, payload: bytes, tools: Equipment, memory: SiteMe
     with only_one_process(memory.folder):
         state = memory.before(version, tools.device)
         reply = answer(
-            tools.client, tools.config, tools.site, state, request.step, request.round, down
+            tools.client,
+            tools.config,
+            tools.site,
+            state,
+            request.step,
+            request.round,
+            down,
+            tools.payload,
         )
         if not reading:
             memory.put(version, state, request.kept)

@@ -1,0 +1,134 @@
+"""What clients send up in fewer bytes: float16 or int8, and what was rounded off is sent later.
+
+At the client a tensor x of a reply is taken as an update u of what it started from: of what the
+server sent under its name, else of φ^0, else of zero (a Δ is an update already). What is sent is
+Q(u + e), where e is what earlier rounds have rounded off, and e ← u + e − Q(u + e) stays in the
+client's memory (error feedback: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech
+2014). So the sum of all that arrives never differs from the sum of the true updates by more than
+one rounding error. Q divides every row (the last dimension) by its own scale and rounds to the
+nearest, so neither tiny nor huge updates are lost.
+
+`answer` packs and `UnpackedClients` unpacks, for all engines alike; no method knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pfedseq.federation import Client, Clients, Reply, Tensors
+from pfedseq.params import Params
+
+Precision = Literal["float32", "float16", "int8"]
+
+_LARGEST = {"float16": 1.0, "int8": 127.0}
+"""What the largest number of a row becomes."""
+_TYPES = {"float16": torch.float16, "int8": torch.int8}
+_SCALE = ":scale"
+"""Ends the name of the tensor that holds the scales of another."""
+_RESIDUAL = "residual:"
+"""Begins the name under which a client's memory keeps what was rounded off."""
+
+
+def take_residuals(state: Tensors) -> Tensors:
+    """Remove what was rounded off from a client's memory, so that no method sees it."""
+    return {name: state.pop(name) for name in [n for n in state if n.startswith(_RESIDUAL)]}
+
+
+def pack(
+    step: str, tensors: Tensors, base: Tensors, precision: Precision, residuals: Tensors
+) -> tuple[Tensors, Tensors]:
+    """The tensors as they are sent, and what `residuals` become by that.
+
+    Only float32 is rounded; anything else, such as indices, is sent as it is.
+    """
+    if precision == "float32":
+        return tensors, residuals
+    packed: Tensors = {}
+    left = dict(residuals)
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32 or tensor.dim() == 0 or tensor.numel() == 0:
+            packed[name] = tensor
+            continue
+        kept = f"{_RESIDUAL}{step}:{name}"
+        wanted = tensor - base[name] if _fits(base.get(name), tensor) else tensor
+        if _fits(residuals.get(kept), tensor):
+            wanted = wanted + residuals[kept]
+        codes, scale = _rounded(wanted, precision)
+        packed |= {name: codes, name + _SCALE: scale}
+        left[kept] = wanted - _restored(codes, scale)
+    return packed, left
+
+
+def unpack(packed: Tensors, base: Tensors) -> Tensors:
+    """The tensors that `pack` was given, rounded; what it cannot have made is left as it is."""
+    tensors: Tensors = {}
+    for name, tensor in packed.items():
+        scale = packed.get(name + _SCALE)
+        if scale is not None and _belongs(scale, tensor):
+            update = _restored(tensor, scale)
+            tensors[name] = base[name] + update if _fits(base.get(name), update) else update
+        elif not (name.endswith(_SCALE) and name.removesuffix(_SCALE) in packed):
+            tensors[name] = tensor
+    return tensors
+
+
+def bases(initial: Params, down: Tensors) -> Tensors:
+    """What a reply's tensors are updates of, known to the client and to the server."""
+    return initial.tensors() | down
+
+
+def _rounded(x: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+    """Codes shaped as x, and the scale of each row; a row too small to be divided is all zero."""
+    largest = _LARGEST[precision]
+    scale = x.abs().amax(-1, keepdim=True) / largest
+    codes = torch.where(scale > 0, x / scale, 0.0)
+    if precision == "int8":
+        codes = codes.round().clamp(-largest, largest)
+    return codes.to(_TYPES[precision]), scale
+
+
+def _restored(codes: Tensor, scale: Tensor) -> Tensor:
+    return codes.to(scale.dtype) * scale
+
+
+def _belongs(scale: Tensor, codes: Tensor) -> bool:
+    return (
+        codes.dtype in _TYPES.values()
+        and scale.dtype == torch.float32
+        and codes.dim() > 0
+        and scale.shape == (*codes.shape[:-1], 1)
+    )
+
+
+def _fits(other: Tensor | None, tensor: Tensor) -> bool:
+    return other is not None and (other.shape, other.dtype) == (tensor.shape, tensor.dtype)
+
+
+class UnpackedClients:
+    """The clients of an engine, whose replies are float32 again."""
+
+    def __init__(self, clients: Clients, initial: Params) -> None:
+        self.clients, self.initial = clients, initial
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Those of the engine."""
+        return self.clients.ids
+
+    def participants(self, t: int) -> Sequence[int]:
+        """Those of the engine."""
+        return self.clients.participants(t)
+
+    def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
+        """Pass the call on and unpack what comes back; who was not asked is for the screening."""
+        replies = self.clients.call(step, t, down)
+        if step in Client.reading_steps:
+            return replies
+        return {
+            i: Reply(unpack(reply.tensors, bases(self.initial, down.get(i, {}))), reply.metrics)
+            for i, reply in replies.items()
+        }
