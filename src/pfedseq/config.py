@@ -88,8 +88,8 @@ class TrainingConfig(LocalTraining):
     head_lr: float | None = Field(
         None,
         gt=0,
-        description="rate of the heads where `lr` is that of the adapters; a method with an `lr` of "
-        "its own keeps their ratio; default and paper: as `lr`",
+        description="rate of the heads where `lr` is that of the adapters; a method with an `lr` "
+        "of its own keeps their ratio; default and paper: as `lr`",
     )
 
     @property

@@ -321,7 +321,8 @@ def test_heads_with_a_rate_of_their_own_move_as_by_sgd_with_two_rates(backbone, 
     config, lr, head_lr = AdapterConfig(rank=2, alpha=8.0), 0.1, 0.004
     plain = AdaptedModel(backbone, config, CLASSES, seed=0)
     tuned = AdaptedModel(backbone, config, CLASSES, seed=0, head_rate=head_lr / lr)
-    adapter, head = (x.clone().requires_grad_() for x in (plain.initial.adapter, plain.initial.head))
+    start = plain.initial
+    adapter, head = (x.clone().requires_grad_() for x in (start.adapter, start.head))
     sgd = torch.optim.SGD([{"params": [adapter]}, {"params": [head], "lr": head_lr}], lr=lr)
     reference = replace(site, model=plain).task(1, "train")
     for batch in reference.batches(1):

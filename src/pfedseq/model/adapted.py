@@ -30,8 +30,9 @@ class AdaptedModel:
 
     The backbone holds no client state: θ and ω are arguments, so N clients cost one backbone and
     N small vectors. `head_rate` is the heads' rate of SGD as a multiple of the adapters': both are
-    then moved by one rate, and no method needs to know of two. `functional_call` swaps parameters inside the module while it runs, so each
-    thread works on a skeleton of its own; the frozen weights are the same tensors in all of them.
+    then moved by one rate, and no method needs to know of two. `functional_call` swaps parameters
+    inside the module while it runs, so each thread works on a skeleton of its own; the frozen
+    weights are the same tensors in all of them.
     """
 
     def __init__(
