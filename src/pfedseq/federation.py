@@ -239,9 +239,9 @@ class Client(ABC):
     of tensors that the engine keeps for it.
     """
 
-    steps: ClassVar[tuple[str, ...]] = ("hello", "train", "evaluate", "export")
+    steps: ClassVar[tuple[str, ...]] = ("hello", "train", "evaluate", "evaluate_mean", "export")
     """The methods that a message may name."""
-    reading_steps: ClassVar[tuple[str, ...]] = ("hello", "evaluate", "export")
+    reading_steps: ClassVar[tuple[str, ...]] = ("hello", "evaluate", "evaluate_mean", "export")
     """Those that leave the client's memory as it is."""
 
     def __init__(self, config: Any, task: Task, state: Tensors) -> None:
@@ -269,6 +269,12 @@ class Client(ABC):
             metrics[f"{split}_loss"] = score.loss
             metrics[f"{split}_examples"] = score.num_examples
         return Reply(metrics=metrics)
+
+    def evaluate_mean(self, down: Tensors) -> Reply:
+        """Score the mean of all on the validation data; the head is one's own if none was sent."""
+        own = {"head": self.state.get("head", self.task.initial.head)}
+        score = self.task.score(Params.of(own | down), "validation")
+        return Reply(metrics={"mean_validation_accuracy": score.accuracy})
 
     def export(self, down: Tensors) -> Reply:
         """Save the personal model at the client's own site: a private head is not sent up."""
@@ -313,6 +319,13 @@ class Server(ABC):
     @abstractmethod
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Take in the replies of round t (counted from 1)."""
+
+    def mean(self) -> Tensors | None:
+        """The mean adapter, and the mean head if it is shared: what is personalised for a client.
+
+        None where a method makes no mean, or its personal models are just that.
+        """
+        return None
 
     def run_round(self, t: int, clients: Clients) -> None:
         """One round: send, train, take in. Methods with more exchanges override it."""

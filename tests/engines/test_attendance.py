@@ -110,5 +110,6 @@ def test_a_newcomer_to_pfedseq_gets_the_mean_adapter_then_a_calibration():
         deltas = server.history.newest()
         present = torch.tensor([True, True, True, t >= 5])
         shared = server.setup.aggregate(before + deltas, present)
+        assert torch.equal(server.mean()["adapter"], shared)
         assert torch.equal(server.adapters[3], shared) == (t < 5)
         assert torch.equal(server.adapters[0], shared) == (t <= 2)

@@ -89,14 +89,14 @@ class Writes(Client):
         self.state["calls"] = self.state.get("calls", torch.tensor(0)) + 1
         return Reply({"calls": self.state["calls"]})
 
-    evaluate = export = hello = train
+    evaluate = evaluate_mean = export = hello = train
 
     def personal(self, down):
         raise NotImplementedError
 
 
 @pytest.mark.parametrize("engine", [LocalClients, WireClients])
-@pytest.mark.parametrize("step", ["evaluate", "export", "hello"])
+@pytest.mark.parametrize("step", ["evaluate", "evaluate_mean", "export", "hello"])
 def test_a_reading_step_leaves_the_memory_as_it_is(engine, step, states):
     clients = engine(
         Writes, MethodConfig(), quadratic_federation(random_centers(1), (1,)), states=states

@@ -11,6 +11,7 @@ from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
 from pfedseq.federation import Reply
 from pfedseq.methods import METHODS, find_method
+from pfedseq.params import Params
 from pfedseq.runs.checkpoint import Checkpoints
 from pfedseq.runs.records import summarise_round
 from tests.every_method import OPTIONS, every_method
@@ -79,6 +80,24 @@ def test_training_helps_and_numbers_stay_finite(name):
     lines, _ = run(server, clients, range(1, ROUNDS + 1))
     losses = [json.loads(line)["test_loss_mean"] for line in lines]
     assert losses[-1] < losses[0]
+
+
+PERSONALISE_A_MEAN = {"pfedseq", "per_fedavg", "pfedme", "ditto", "perada", "fedala"}
+
+
+@every_method
+def test_the_last_round_tells_how_each_client_would_do_with_the_mean(name):
+    """The mean adapter under the client's own head, or under the mean head where heads are sent."""
+    server, clients = build(name)
+    lines, _ = run(server, clients, range(1, ROUNDS + 1))
+    columns = [json.loads(line).get("mean_validation_accuracy") for line in lines]
+    assert columns[:-1] == [None] * (ROUNDS - 1)
+    assert (columns[-1] is not None) == (name in PERSONALISE_A_MEAN)
+    for i, accuracy in enumerate(columns[-1] or ()):
+        mean = server.mean()
+        head = mean["head"] if name != "pfedseq" else clients.states.get(i)["head"]
+        task = clients.sites[i].task(ROUNDS, "evaluate_mean")
+        assert accuracy == task.score(Params(mean["adapter"], head), "validation").accuracy
 
 
 @every_method

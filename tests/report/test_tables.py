@@ -1,6 +1,7 @@
 """Tables at the width of an ordinary terminal."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,15 @@ def test_every_client_of_a_run_is_listed_by_name(screen, tmp_path, monkeypatch):
     assert ["北京", "74.00", "74.00"] in rows
     assert any("out/clients.png" in line for line in found)
     assert not any("out/adapters" in line for line in found)  # only what is there
+
+
+def test_clients_that_are_worse_off_are_named_under_the_table(screen):
+    harmed = {"pfedseq": {"local": ["Ann", "Bo"], "mean_adapter": ["[Bo]"]}}
+    of = summary(["pfedseq", "local"], ["Ann", "Bo"])
+    tables.print_results(replace(of, harmed=harmed), Path("out"))
+    text = " ".join(" ".join(lines(screen)).split())
+    assert "On validation pFedSeq does worse than Local for Ann, Bo" in text
+    assert "On validation pFedSeq does worse than the mean adapter alone for [Bo]" in text
 
 
 def test_of_many_clients_the_worst_are_listed_and_of_many_methods_the_first(screen):

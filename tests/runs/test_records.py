@@ -113,8 +113,11 @@ def test_who_is_absent_is_written_down():
     assert "absent" not in summarise_round("local", everyone, ["a", "b", "c"]).to_json()
 
 
-def scored(method, t, accuracies):
-    """A round in which client i has that validation accuracy; none: it has no such data."""
+def scored(method, t, accuracies, mean=()):
+    """A round in which client i has that validation accuracy; none: it has no such data.
+
+    `mean` is what the first of them have with the mean adapter.
+    """
     metrics = {
         i: {
             "test_accuracy": 0.5,
@@ -126,6 +129,8 @@ def scored(method, t, accuracies):
         }
         for i, accuracy in enumerate(accuracies)
     }
+    for i, accuracy in enumerate(mean):
+        metrics[i]["mean_validation_accuracy"] = accuracy
     outcome = RoundOutcome(t, metrics, 0, 0, 0.0, 0.0, 0.0)
     return summarise_round(method, outcome)
 
@@ -141,3 +146,13 @@ def test_clients_that_are_better_off_alone_are_named():
         "pfedseq": {"local": ["a"], "fedavg": ["b"]}
     }
     assert harmed_clients({"pfedseq": runs["pfedseq"]}, ("a", "b", "c", "d")) == {}
+
+
+def test_clients_that_the_mean_adapter_serves_better_are_named():
+    """Only the third is below it; the last did not say, or has nothing to judge by."""
+    record = scored("pfedseq", 2, (0.4, 0.5, 0.6, None, 0.1), mean=(0.4, 0.4, 0.7, 0.9))
+    assert record.scores.mean_validation_accuracy == (0.4, 0.4, 0.7, None, None)
+    assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    assert harmed_clients({"pfedseq": [record]}, "abcde") == {"pfedseq": {"mean_adapter": ["c"]}}
+    unasked = scored("pfedseq", 2, (0.4, 0.5))
+    assert "mean_validation_accuracy" not in unasked.to_json()

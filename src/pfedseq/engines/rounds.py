@@ -86,13 +86,13 @@ def run_rounds(
         screened = ScreenedClients(unpacked, server, conditions or FederationConfig())
         server.run_round(t, screened)
         training_seconds = time.perf_counter() - start
-        evaluated: Mapping[int, Reply] = {}
+        evaluated: Mapping[int, Mapping[str, float]] = {}
         if t % evaluate_every == 0 or t == rounds[-1]:
-            evaluated = clients.call("evaluate", t, {i: server.payload(i) for i in clients.ids})
+            evaluated = _evaluated(server, clients, t)
         after_round(
             RoundOutcome(
                 t,
-                {i: reply.metrics for i, reply in evaluated.items()},
+                evaluated,
                 bytes_up=metered.bytes_up,
                 bytes_down=metered.bytes_down,
                 client_seconds=metered.client_seconds,
@@ -104,6 +104,20 @@ def run_rounds(
                 server=server.figures,
             )
         )
+
+
+def _evaluated(server: Server, clients: Clients, t: int) -> dict[int, Mapping[str, float]]:
+    """Each client's metrics with its personal model; in the last round also with the mean of all.
+
+    Once is enough to tell whom the personalisation harms.
+    """
+    replies = clients.call("evaluate", t, {i: server.payload(i) for i in clients.ids})
+    metrics: dict[int, Mapping[str, float]] = {i: reply.metrics for i, reply in replies.items()}
+    mean = server.mean()
+    if mean is not None and t == server.setup.num_rounds:
+        for i, reply in clients.call("evaluate_mean", t, dict.fromkeys(metrics, mean)).items():
+            metrics[i] = {**reply.metrics, **metrics[i]}
+    return metrics
 
 
 def _size(tensors: Tensors) -> int:

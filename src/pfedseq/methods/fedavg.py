@@ -36,6 +36,10 @@ class FedAvgServer(Server):
 
     def payload(self, i: int) -> Tensors:
         """The global φ."""
+        return self.mean()
+
+    def mean(self) -> Tensors:
+        """The global φ, which others than FedAvg personalise."""
         return {"adapter": self.adapter, "head": self.head}
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
@@ -59,6 +63,10 @@ class FedAvgClient(Client):
     def personal(self, down: Tensors) -> Params:
         """The global φ: FedAvg has nothing personal."""
         return Params.of(down)
+
+    def evaluate_mean(self, down: Tensors) -> Reply:
+        """Nothing: that is what `evaluate` scores."""
+        return Reply()
 
 
 METHOD = Method(

@@ -59,13 +59,14 @@ class PFedSeqServer(Server):
     """Algorithm 1, the server's part."""
 
     config: PFedSeqConfig
-    persistent = ("adapters", "history", "learner", "optimizer")
+    persistent = ("adapters", "shared", "history", "learner", "optimizer")
     takes = ("delta",)
 
     def __init__(self, config: PFedSeqConfig, setup: Setup) -> None:
         super().__init__(config, setup)
         num_clients = setup.num_clients
         self.adapters = setup.initial.adapter.expand(num_clients, -1, -1)  # θ_i (N, K, D)
+        self.shared = setup.initial.adapter  # the mean adapter (K, D)
         self.history = History(config.window_length)
         self.learner = CalibrationLearner(config, setup)
         self.optimizer = self.learner.optimizer()
@@ -73,6 +74,10 @@ class PFedSeqServer(Server):
     def payload(self, i: int) -> Tensors:
         """θ_i."""
         return {"adapter": self.adapters[i]}
+
+    def mean(self) -> Tensors:
+        """What θ_i is without ξ_i."""
+        return {"adapter": self.shared}
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Train the learner on Δ^t, aggregate, and generate the next personal adapters."""
@@ -83,15 +88,15 @@ class PFedSeqServer(Server):
         gaps = self.config.history_gap
         self.history.append(fill_gaps(deltas, present, self.history.newest(), gaps))
         updated = self.adapters + deltas  # θ̃_i
-        shared = self.setup.aggregate(updated, present)  # Eq. (1)
-        self.adapters = shared.expand_as(updated)  # t ≤ W
+        self.shared = self.setup.aggregate(updated, present)  # Eq. (1)
+        self.adapters = self.shared.expand_as(updated)  # t ≤ W
         calibrations = torch.zeros_like(updated)
         if t > self.config.warmup_rounds:
-            base = shared if self.config.aggregates else self.setup.initial.adapter
+            base = self.shared if self.config.aggregates else self.setup.initial.adapter
             known = self.history.known()[:, None, None]  # who is new gets the mean adapter
             calibrations = torch.where(known, self._calibrations(), 0.0)
             self.adapters = base + calibrations  # Eq. (3)
-        self.figures = self._sizes(deltas, calibrations, shared)
+        self.figures = self._sizes(deltas, calibrations)
 
     @torch.no_grad()
     def _calibrations(self) -> Tensor:
@@ -108,9 +113,7 @@ class PFedSeqServer(Server):
         """Σ_i |D_i| ξ_i / Σ_i |D_i| (K, D): what Eq. (1) adds to the mean adapter every round."""
         return weighted_mean(calibrations, self.setup.num_examples)
 
-    def _sizes(
-        self, deltas: Tensor, calibrations: Tensor, shared: Tensor
-    ) -> dict[str, list[float]]:
+    def _sizes(self, deltas: Tensor, calibrations: Tensor) -> dict[str, list[float]]:
         """The RMS of Δ, of ξ and its two parts, and of the way from θ^0, in each layer."""
         common = self._common(calibrations)
         of = {
@@ -118,7 +121,7 @@ class PFedSeqServer(Server):
             "calibration_rms": calibrations,
             "common_rms": common.unsqueeze(0),
             "personal_rms": calibrations - common,
-            "distance_rms": (shared - self.setup.initial.adapter).unsqueeze(0),
+            "distance_rms": (self.shared - self.setup.initial.adapter).unsqueeze(0),
         }
         return {name: x.square().mean((0, 2)).sqrt().tolist() for name, x in of.items()}
 

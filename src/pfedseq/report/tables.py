@@ -218,9 +218,11 @@ def _print_harm(summary: RunSummary) -> None:
     for method, by_yardstick in summary.harmed.items():
         for yardstick, clients in by_yardstick.items():
             shown = ", ".join(clients[:MOST_CLIENT_ROWS])
+            other = METHODS.get(yardstick)
+            than = other.title if other else "the mean adapter alone"
             more = len(clients) - MOST_CLIENT_ROWS
             console.print(
-                f"On validation {METHODS[method].title} does worse than {METHODS[yardstick].title} "
+                f"On validation {METHODS[method].title} does worse than {than} "
                 f"for {escape(shown)}{f' and {more} more' if more > 0 else ''}",
                 soft_wrap=True,
             )

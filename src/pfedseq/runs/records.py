@@ -15,7 +15,9 @@ from pfedseq.errors import InputError
 Record = TypeVar("Record")
 
 YARDSTICKS = ("local", "fedavg")
-"""What a client could have had without any personalisation from others: its own, or the mean."""
+"""Methods by which a client gets only its own, or what everybody gets."""
+MEAN_ADAPTER = "mean_adapter"
+"""The yardstick that a method has in itself: the mean that it personalises (`Server.mean`)."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,15 @@ class Scores:
     test_loss: tuple[float, ...]
     validation_accuracy: tuple[float | None, ...]
     validation_loss: tuple[float | None, ...]
+    mean_validation_accuracy: tuple[float | None, ...] | None = None
+    """With the mean that the method personalises: after the last round, where there is a mean."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One object, without what was not looked at."""
+        values = asdict(self)
+        if self.mean_validation_accuracy is None:
+            del values["mean_validation_accuracy"]
+        return values
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,7 @@ class RoundRecord:
 
     def to_json(self) -> dict[str, Any]:
         """One flat object."""
-        scores = asdict(self.scores) if self.scores is not None else {}
+        scores = self.scores.to_json() if self.scores is not None else {}
         about = {"method": self.method, "round": self.round}
         attendance = {"answered": self.answered, "refused": self.refused}
         absent = {"absent": list(self.absent)} if self.absent else {}
@@ -145,7 +156,8 @@ class RunSummary:
     clients: tuple[str, ...] = ()
     """The clients' names, in the order of each method's `test_accuracy`."""
     harmed: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """By method, then by Local or FedAvg of the same run: the clients that it serves worse."""
+    """By method, then by `local` or `fedavg` of the same run or by `mean_adapter`, the mean that
+    the method personalises: the clients that it serves worse, on validation."""
     epsilon: float | None = None
     """ε of every client's updates, where they were made private."""
 
@@ -171,30 +183,42 @@ class RunSummary:
 def harmed_clients(
     by_method: Mapping[str, Sequence[RoundRecord]], names: Sequence[str]
 ) -> dict[str, dict[str, list[str]]]:
-    """The clients that a method serves worse, on validation, than Local or FedAvg of the same run.
+    """The clients that a method serves worse, on validation, than something simpler would.
 
+    That is Local or FedAvg of the same run, and the mean that the method itself personalises.
     Compared are the last evaluations. A client without validation examples cannot be judged.
     """
     last = {
-        method: dict(zip(scores.clients, scores.validation_accuracy, strict=True))
+        method: scores
         for method, records in by_method.items()
         for _, scores in evaluated(records)[-1:]
     }
     harmed: dict[str, dict[str, list[str]]] = {}
-    for method, own in last.items():
-        for yardstick in YARDSTICKS:
-            if method in YARDSTICKS or yardstick not in last:
-                continue
+    for method, scores in last.items():
+        if method in YARDSTICKS:
+            continue
+        own = _known(scores.clients, scores.validation_accuracy)
+        others = {
+            name: _known(last[name].clients, last[name].validation_accuracy)
+            for name in YARDSTICKS
+            if name in last
+        }
+        if scores.mean_validation_accuracy is not None:
+            others[MEAN_ADAPTER] = _known(scores.clients, scores.mean_validation_accuracy)
+        for yardstick, other in others.items():
             worse = [
                 names[i] if i < len(names) else str(i)
                 for i, accuracy in own.items()
-                if accuracy is not None
-                and (other := last[yardstick].get(i)) is not None
-                and accuracy < other
+                if i in other and accuracy < other[i]
             ]
             if worse:
                 harmed.setdefault(method, {})[yardstick] = worse
     return harmed
+
+
+def _known(clients: Sequence[int], column: Sequence[float | None]) -> dict[int, float]:
+    """A column of scores by client, without the clients that have none."""
+    return {i: value for i, value in zip(clients, column, strict=True) if value is not None}
 
 
 def summarise_round(
@@ -276,6 +300,10 @@ def _scores(
 
     accuracy = np.array(column("test_accuracy"))
     validated = [value for value in validation("validation_accuracy") if value is not None]
+    with_mean = tuple(
+        clients[i].get("mean_validation_accuracy") if clients[i]["validation_examples"] else None
+        for i in ids
+    )
     tenth = max(1, len(ids) // 10)
     return Scores(
         client_mean=float(accuracy.mean()),
@@ -289,6 +317,7 @@ def _scores(
         test_loss=column("test_loss"),
         validation_accuracy=validation("validation_accuracy"),
         validation_loss=validation("validation_loss"),
+        mean_validation_accuracy=with_mean if set(with_mean) != {None} else None,
     )
 
 

@@ -273,7 +273,8 @@ def push(
     """Send them, valid for `seconds`; the messages' ids in order, None where one was refused."""
     if not contents:
         return []
-    kind = {"evaluate": "evaluate", "hello": "query", "export": "query"}.get(request.step, "train")
+    evaluations = dict.fromkeys(("evaluate", "evaluate_mean"), "evaluate")
+    kind = {**evaluations, "hello": "query", "export": "query"}.get(request.step, "train")
     messages = [  # a list: Flower goes over it twice
         Message(
             content.to_records(),
