@@ -85,6 +85,12 @@ class TrainingConfig(LocalTraining):
     """[training]: local training, for every method that does not say otherwise."""
 
     batch_size: int = Field(32, ge=1, description="paper: 32")
+    examples_per_round: int | None = Field(
+        None,
+        ge=1,
+        description="how many of its training examples a client draws for a round, for short "
+        "rounds on much data; default and paper: all",
+    )
     head_lr: float | None = Field(
         None,
         gt=0,

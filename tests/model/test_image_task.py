@@ -1,5 +1,7 @@
 """What an image task reads, and when: each batch once, and the same for test and export."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -88,3 +90,25 @@ def test_testing_and_exporting_draw_the_same_batches(site):
     assert order("evaluate") == order("export")
     assert order("evaluate") != order("train")
     assert order("evaluate") != order("evaluate", t=2)
+
+
+def test_a_round_draws_some_of_the_examples(site):
+    """A few that differ by round and client, the same for all steps of a round, in all the data."""
+    short = replace(site, examples_per_round=4)
+    other = replace(short, client=1)
+
+    def of(site, t, step="train"):
+        task = site.task(t, step)
+        assert task.num_examples == sum(map(len, task.batches(1)))
+        return task.data.train.tolist()
+
+    assert short.task(0, "hello").hello().train_examples == 10
+    first = of(short, 1)
+    assert len(set(first)) == 4
+    assert set(first) <= set(site.data.train.tolist())
+    assert first == of(short, 1, "describe") == of(short, 1)
+    assert first not in (of(short, 2), of(other, 1))
+    drawn = {example for t in range(1, 20) for example in of(short, t)}
+    assert drawn == set(site.data.train.tolist())
+    assert of(replace(site, examples_per_round=10), 1) == site.data.train.tolist()
+    assert short.task(1, "train").data.test.tolist() == site.data.test.tolist()

@@ -99,7 +99,7 @@ def _plan_method(world: World, small: World, name: str) -> MethodPlan:
         return sum([of(first), of(second), *[of(last)] * max(0, rounds - 2)][:rounds])
 
     history = _history_of(server)
-    scale = _num_trained(world.data.clients) / _num_trained(small.data.clients)
+    scale = _num_trained(world) / _num_trained(small)
     evaluated = _num_evaluated(world.data.clients) / _num_evaluated(small.data.clients)
     evaluate_seconds = (second.evaluate_seconds + last.evaluate_seconds) / 2
     memory = _size(server_state(server))
@@ -153,7 +153,7 @@ def _reduced(world: World) -> World:
     """The same world with a few batches of every client, in proportion to what it has."""
     batch, number = world.config.training.batch_size, len(world.sites)
     clients = world.data.clients
-    train = min(1.0, BATCHES * batch * number / _num_trained(clients))
+    train = min(1.0, BATCHES * batch * number / _num_trained(world))
     test = min(1.0, TEST_EXAMPLES * number / max(1, _num_evaluated(clients)))
 
     def some(indices: NDArray, part: float, unit: int) -> NDArray:  # type: ignore[type-arg]
@@ -181,8 +181,9 @@ def _evaluations(rounds: int, every: int) -> int:
     return ceil(rounds / every)
 
 
-def _num_trained(clients: Sequence[ClientData]) -> int:
-    return sum(len(client.train) for client in clients)
+def _num_trained(world: World) -> int:
+    """In a round, by all clients."""
+    return sum(len(site.train_examples(1)) for site in world.sites)
 
 
 def _num_evaluated(clients: Sequence[ClientData]) -> int:

@@ -94,6 +94,8 @@ _COMPARED = {
     "training.lr": "learning rate",
     "training.local_epochs": "local epochs",
     "training.batch_size": "batch size",
+    "training.examples_per_round": "examples a client trains on in a round",
+    "training.head_lr": "learning rate of the heads",
     "methods.pfedseq.warmup_rounds": "warm-up rounds W",
     "methods.pfedseq.max_sequence_length": "maximum sequence length L",
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeGuard
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,7 +17,7 @@ from pfedseq.errors import InputError
 from pfedseq.federation import Answer, Batch, Hello, Part, Question, Score, Split
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
-from pfedseq.seeding import torch_generator
+from pfedseq.seeding import numpy_generator, torch_generator
 
 EVALUATION_BATCH = 128
 
@@ -218,6 +219,7 @@ class ExampleSite:
     batch_size: int
     seed: int
     keep: Keep = _no_place
+    examples_per_round: int | None = None
 
     def task(self, t: int, step: str) -> ExampleTask:
         """The client's objective; its batch order depends on (seed, client, round, step) alone.
@@ -230,6 +232,15 @@ class ExampleSite:
             torch_generator(self.seed, what, self.client, t, purpose)
             for what in ("batches", "dropout")
         )
+        data = replace(self.data, train=self.train_examples(t))
         return ExampleTask(
-            self.model, self.source, self.data, self.batch_size, order, dropout, self.keep
+            self.model, self.source, data, self.batch_size, order, dropout, self.keep
         )
+
+    def train_examples(self, t: int) -> NDArray[np.int64]:
+        """What round t trains on: all, or so many drawn for it; before round 1 all."""
+        everything, most = self.data.train, self.examples_per_round
+        if t == 0 or most is None or most >= len(everything):
+            return everything
+        rng = numpy_generator(self.seed, "examples", self.client, t)
+        return everything[rng.permutation(len(everything))[:most]]

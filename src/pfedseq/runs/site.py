@@ -131,8 +131,17 @@ def _site(
     data = replace(data, examples=images, clients=(data.clients[number],))
     backbone, model = _model(dump_config(config), len(images.class_names))
     source = image_source(config, data, backbone, model)
-    size, seed = config.training.batch_size, config.run.seed
-    return config, ExampleSite(number, model, source, data.clients[0], size, seed), images
+    training = config.training
+    site = ExampleSite(
+        number,
+        model,
+        source,
+        data.clients[0],
+        training.batch_size,
+        config.run.seed,
+        examples_per_round=training.examples_per_round,
+    )
+    return config, site, images
 
 
 _data = lru_cache(maxsize=1)(load_data)

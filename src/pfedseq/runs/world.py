@@ -69,7 +69,15 @@ class World:
             source = image_source(config, data, backbone, model)
             notes += [backbone.note] if backbone.note else []
         sites = tuple(
-            ExampleSite(i, model, source, client, config.training.batch_size, config.run.seed)
+            ExampleSite(
+                i,
+                model,
+                source,
+                client,
+                config.training.batch_size,
+                config.run.seed,
+                examples_per_round=config.training.examples_per_round,
+            )
             for i, client in enumerate(data.clients)
         )
         world = cls(config, data, model, sites, tuple(notes))
@@ -268,5 +276,10 @@ def _world_of(config: Config) -> Config:
     """The config without what only says which methods run in a world, how long, and how."""
     run = RunConfig(seed=config.run.seed)
     given = config.training
-    training = TrainingConfig(batch_size=given.batch_size, lr=1.0, head_lr=given.head_rate)
+    training = TrainingConfig(
+        batch_size=given.batch_size,
+        examples_per_round=given.examples_per_round,
+        lr=1.0,
+        head_lr=given.head_rate,
+    )
     return config.model_copy(update={"run": run, "training": training, "methods": {}})
