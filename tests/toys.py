@@ -100,11 +100,12 @@ class ToyAuxiliary:
         for _ in range(count):
             yield torch.randint(len(self.maps), (size,), generator=rng)
 
-    def logits(self, phi: Params, batch: Tensor) -> Tensor:
-        return 3 * torch.tanh(self.maps[batch] @ torch.cat([phi.adapter.flatten(), phi.head]))
+    def logits(self, phis: Sequence[Params], batch: Tensor) -> Tensor:
+        flat = [torch.cat([phi.adapter.flatten(), phi.head]) for phi in phis]
+        return torch.stack([3 * torch.tanh(self.maps[batch] @ one) for one in flat])
 
     def distillation_grad(self, phi: Params, batch: Tensor, teacher: Tensor) -> Params:
-        logits = self.logits(phi, batch)
+        logits = self.logits([phi], batch)[0]
         error = 3 * (1 - (logits / 3) ** 2) * (logits.softmax(1) - teacher.softmax(1))
         flat = torch.einsum("bc,bcl->l", error, self.maps[batch]) / len(batch)
         adapter, head = flat.split([self.like.adapter.numel(), self.like.head.numel()])

@@ -139,8 +139,8 @@ class AuxiliaryTask(Protocol):
     def batches(self, t: int, count: int, size: int) -> Iterator[Tensor]:
         """`count` minibatches of `size` images for round t; every image comes equally often."""
 
-    def logits(self, phi: Params, batch: Tensor) -> Tensor:
-        """(B, C) of φ on a minibatch."""
+    def logits(self, phis: Sequence[Params], batch: Tensor) -> Tensor:
+        """(…, B, C) of several φ on a minibatch."""
 
     def distillation_grad(self, phi: Params, batch: Tensor, teacher: Tensor) -> Params:
         """∇_φ of the mean over the batch of KL(softmax(teacher) ‖ softmax(logits(φ)))."""

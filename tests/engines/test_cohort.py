@@ -17,14 +17,16 @@ from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
-from pfedseq.federation import Client, MethodConfig, Question, Reply, Setup
+from pfedseq.federation import Client, MethodConfig, Question, Reply, Score, Setup
 from pfedseq.methods import METHODS
+from pfedseq.model import shared_passes
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.auxiliary import auxiliary_images
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.image_source import ImageSource
-from pfedseq.model.task import ExampleSite, ExampleTask
+from pfedseq.model.stacked import StackedTower
+from pfedseq.model.task import EVALUATION_BATCH, ExampleSite, ExampleTask
 from pfedseq.params import Params
 
 SIZES = (9, 4, 6)
@@ -110,10 +112,95 @@ def test_gradients_are_those_of_each_alone(adapter):
     ]
     for question, together in zip(questions, ExampleTask.answer_together(questions), strict=True):
         alone = question.answer()
-        for one, other in ((together.adapter, alone.adapter), (together.head, alone.head)):
-            assert one.dtype == torch.float64
-            assert (one - other).norm() <= 1e-9 * other.norm()
+        assert close(together.adapter, alone.adapter)
+        assert close(together.head, alone.head)
         assert alone.adapter.norm() > 0
+
+
+def close(one, other):
+    """To 1e-9 of the other, in float64."""
+    assert one.dtype == torch.float64
+    return (one - other).norm() <= 1e-9 * other.norm()
+
+
+def test_gradients_of_heads_are_those_of_each_alone():
+    """Batches of 4, 1 and 3 in one product; the shorter ones' padding counts for nothing."""
+    tasks = [site.task(1, "train") for site in make_sites(double=True)]
+    questions = [
+        Question(task, "grad", (jittered(task.initial, i), torch.tensor(batch), "head"))
+        for i, (task, batch) in enumerate(zip(tasks, ([8, 0, 5, 2], [3], [5, 1, 4]), strict=True))
+    ]
+    for question, together in zip(questions, ExampleTask.answer_together(questions), strict=True):
+        alone = question.task.grad(*question.arguments)
+        assert close(together.head, alone.head)
+        assert alone.head.norm() > 0
+        assert not together.adapter.any()
+        assert together.adapter.shape == alone.adapter.shape
+
+
+def test_features_of_the_head_phase_are_computed_once(monkeypatch):
+    """Again only for the client whose θ has changed."""
+    tasks = [site.task(1, "train") for site in make_sites()]
+    seen, plain = [], StackedTower.features
+
+    def counted(self, adapters, inputs, counts):
+        seen.append(list(counts))
+        return plain(self, adapters, inputs, counts)
+
+    monkeypatch.setattr(StackedTower, "features", counted)
+
+    def ask(*seeds):
+        asked = zip(tasks, seeds, strict=True)
+        phis = [(task, jittered(task.initial, seed)) for task, seed in asked]
+        batch = torch.tensor([1, 3])
+        questions = [Question(task, "grad", (phi, batch, "head")) for task, phi in phis]
+        return ExampleTask.answer_together(questions)
+
+    first, again, other = ask(1, 2, 3), ask(1, 2, 3), ask(1, 4, 3)
+    assert seen == [list(SIZES), [SIZES[1]]]
+    for i in range(3):
+        assert torch.equal(first[i].head, again[i].head)
+        assert torch.equal(first[i].head, other[i].head) == (i != 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_losses_and_scores_are_those_of_each_alone(monkeypatch, at_once):
+    """Of 9, 4 and 6 examples the largest goes by itself; one client has nothing to validate on."""
+    monkeypatch.setattr(shared_passes, "ENOUGH_ALONE", 7)
+    monkeypatch.setattr(shared_passes, "AT_ONCE", at_once)
+    sites = make_sites(double=True)
+    sites[2] = replace(sites[2], data=replace(sites[2].data, validation=np.arange(0)))
+    tasks = [site.task(1, "evaluate") for site in sites]
+    phis = [jittered(task.initial, i) for i, task in enumerate(tasks)]
+    batches = [torch.arange(n) for n in (4, 1, 3)]
+    losses = [Question(t, "loss", a) for t, *a in zip(tasks, phis, batches, strict=True)]
+    for question, together in zip(losses, ExampleTask.answer_together(losses), strict=True):
+        assert together == pytest.approx(question.answer(), rel=1e-9)
+    for split in ("train", "validation", "test"):
+        asked = [Question(t, "score", (p, split)) for t, p in zip(tasks, phis, strict=True)]
+        for question, together in zip(asked, ExampleTask.answer_together(asked), strict=True):
+            alone = question.answer()
+            assert together.loss == pytest.approx(alone.loss, rel=1e-9)
+            assert together == replace(alone, loss=together.loss)
+            assert together.num_examples == len(getattr(question.task.data, split))
+
+
+def test_a_pass_holds_no_more_than_its_share_of_examples(monkeypatch):
+    """20 clients' scores of two images each: passes of eight clients, not one of forty images."""
+    seen, plain = [], StackedTower.features
+
+    def counted(self, adapters, inputs, counts):
+        seen.append((len(inputs), len(counts)))
+        return plain(self, adapters, inputs, counts)
+
+    monkeypatch.setattr(StackedTower, "features", counted)
+    task = make_sites()[0].task(1, "evaluate")
+    phis = [jittered(task.initial, seed) for seed in range(20)]
+    together = ExampleTask.answer_together([Question(task, "score", (p, "test")) for p in phis])
+    assert seen == [(16, 8), (16, 8), (8, 4)]
+    alone = [task.score(phi, "test") for phi in phis]
+    assert [one.loss for one in together] == pytest.approx([one.loss for one in alone], rel=1e-4)
+    assert shared_passes.AT_ONCE * (shared_passes.ENOUGH_ALONE - 1) <= EVALUATION_BATCH
 
 
 def test_every_kind_of_question_finds_its_answer():
@@ -131,8 +218,11 @@ def test_every_kind_of_question_finds_its_answer():
         alone = question.answer()
         if isinstance(alone, Params):
             torch.testing.assert_close(together.flat(), alone.flat(), rtol=1e-3, atol=1e-5)
+        elif isinstance(alone, Score):
+            assert together.accuracy == alone.accuracy
+            assert together.loss == pytest.approx(alone.loss, rel=1e-4)
         else:
-            assert together == alone
+            assert together == pytest.approx(alone, rel=1e-4)
 
 
 def test_dropout_is_not_stacked_but_answered():

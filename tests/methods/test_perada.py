@@ -116,12 +116,12 @@ def test_the_student_comes_nearer_to_the_mean_teacher():
     auxiliary = ToyAuxiliary(teachers[0])
     setup = make_setup(random_centers(3), (1, 2, 3))
     everything = torch.arange(6)
-    teacher = torch.stack([auxiliary.logits(w, everything) for w in teachers]).mean(0)
+    teacher = auxiliary.logits(teachers, everything).mean(0)
 
     def divergence(steps):
         server = PERADA.server(config(distillation_steps=steps, distillation_lr=0.02), setup)
         server.update(1, replies_with(teachers))
-        student = auxiliary.logits(Params(**server.payload(0)), everything)
+        student = auxiliary.logits([Params(**server.payload(0))], everything)[0]
         return kl_div(student.log_softmax(1), teacher.softmax(1), reduction="batchmean").item()
 
     assert divergence(0) > 0.01
@@ -132,7 +132,7 @@ def test_the_toys_gradient_is_that_of_the_divergence():
     """The formula in `ToyAuxiliary`, against autograd of PyTorch's KL(p ‖ q)."""
     student, other, _ = models()
     auxiliary, batch = ToyAuxiliary(student), torch.tensor([1, 4, 4])
-    teacher = auxiliary.logits(other, batch)
+    teacher = auxiliary.logits([other], batch)[0]
     flat = torch.cat([student.adapter.flatten(), student.head]).requires_grad_()
     logits = 3 * torch.tanh(auxiliary.maps[batch] @ flat)
     loss = kl_div(logits.log_softmax(1), teacher.softmax(1), reduction="batchmean")

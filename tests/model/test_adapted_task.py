@@ -326,7 +326,7 @@ def test_heads_with_a_rate_of_their_own_move_as_by_sgd_with_two_rates(backbone, 
     sgd = torch.optim.SGD([{"params": [adapter]}, {"params": [head], "lr": head_lr}], lr=lr)
     reference = replace(site, model=plain).task(1, "train")
     for batch in reference.batches(1):
-        inputs, labels = reference._examples(batch)
+        inputs, labels = reference.examples(batch)
         logits = plain.classify(head, plain.features(adapter, inputs))
         sgd.zero_grad()
         nn.functional.cross_entropy(logits, labels).backward()

@@ -1,6 +1,7 @@
 """PerAda's teachers and student on the real model, and PeFLL's small images."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,12 +74,14 @@ def test_teachers_are_swapped_into_the_one_backbone(auxiliary, model):
     """Each teacher's logits are those it has alone, in any order; the backbone keeps nothing."""
     (batch,) = auxiliary.batches(1, 1, 5)
     one, other = jittered(model, 1), jittered(model, 2)
-    first, second = auxiliary.logits(one, batch), auxiliary.logits(other, batch)
-    assert first.shape == (5, CLASSES)
-    assert not torch.allclose(first, second, atol=1e-3)
-    assert torch.equal(auxiliary.logits(one, batch), first)
+    both = auxiliary.logits([one, other], batch)
+    assert both.shape == (2, 5, CLASSES)
+    assert not both.requires_grad
+    assert not torch.allclose(both[0], both[1], atol=1e-3)
+    assert torch.equal(auxiliary.logits([other, one], batch), both.flip(0))
     alone = model.classify(one.head, model.features(one.adapter, batch))
-    torch.testing.assert_close(first, alone)
+    torch.testing.assert_close(both[0], alone)
+    assert torch.equal(replace(auxiliary, threads=3).logits([one, other] * 3, batch)[4:], both)
 
 
 def test_the_gradient_of_the_divergence_by_finite_differences(backbone):
@@ -95,10 +98,10 @@ def test_the_gradient_of_the_divergence_by_finite_differences(backbone):
         return Params(phi.adapter.double(), phi.head.double())
 
     student, direction = as_double(jittered(model, 1)), as_double(jittered(model, 3))
-    teacher = auxiliary.logits(as_double(jittered(model, 2)), batch)
+    teacher = auxiliary.logits([as_double(jittered(model, 2))], batch)[0]
 
     def divergence(phi):
-        log_q = auxiliary.logits(phi, batch).log_softmax(1)
+        log_q = auxiliary.logits([phi], batch)[0].log_softmax(1)
         p = teacher.softmax(1)
         return float((p * (p.log() - log_q)).sum(1).mean())
 
@@ -112,16 +115,16 @@ def test_the_gradient_of_the_divergence_by_finite_differences(backbone):
 def test_a_student_that_is_the_teacher_has_no_gradient(auxiliary, model):
     (batch,) = auxiliary.batches(1, 1, 5)
     phi = jittered(model, 1)
-    gradient = auxiliary.distillation_grad(phi, batch, auxiliary.logits(phi, batch))
+    gradient = auxiliary.distillation_grad(phi, batch, auxiliary.logits([phi], batch)[0])
     assert float(gradient.dot(gradient)) < 1e-10
 
 
 def test_descending_brings_the_student_to_the_teacher(auxiliary, model):
     (batch,) = auxiliary.batches(1, 1, 5)
-    student, teacher = jittered(model, 1), auxiliary.logits(jittered(model, 2), batch)
+    student, teacher = jittered(model, 1), auxiliary.logits([jittered(model, 2)], batch)[0]
 
     def divergence(phi):
-        log_q = auxiliary.logits(phi, batch).log_softmax(1)
+        log_q = auxiliary.logits([phi], batch)[0].log_softmax(1)
         return float(kl_div(log_q, teacher.softmax(1), reduction="batchmean"))
 
     gradient = auxiliary.distillation_grad(student, batch, teacher)

@@ -246,7 +246,7 @@ def test_auxiliary_images_go_through_the_frozen_layers_once(model, source):
     )
     (pixels,) = whole.batches(1, 1, 4)
     expected = model.classify(phi.head, model.features(phi.adapter, model.inputs(pixels)))
-    torch.testing.assert_close(auxiliary.logits(phi, batch), expected)
+    torch.testing.assert_close(auxiliary.logits([phi], batch)[0], expected)
 
 
 @pytest.mark.parametrize("name", ["pfedseq", "pefll", "perada", "fedrep"])

@@ -75,7 +75,7 @@ class PerAdaServer(FedAvgServer):
         optimizer = torch.optim.Adam([adapter, head], lr=self.config.distillation_lr)
         annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         for batch in auxiliary.batches(t, steps, self.config.distillation_batch_size):
-            teacher = torch.stack([auxiliary.logits(phi, batch) for phi in teachers]).mean(0)
+            teacher = auxiliary.logits(teachers, batch).mean(0)
             gradient = auxiliary.distillation_grad(Params(adapter, head), batch, teacher)
             adapter.grad, head.grad = gradient.adapter, gradient.head
             optimizer.step()

@@ -119,10 +119,10 @@ class AdaptedModel:
         return nn.functional.linear(features, *self.split_head(head))
 
     def split_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight (C, F) and the bias (C,) of the linear layer s·ω."""
+        """The weight (…, C, F) and the bias (…, C) of the linear layer s·ω, for heads (…, H)."""
         layer = head if self.head_unit == 1 else head * self.head_unit
-        weight, bias = layer.split([self.num_classes * self.feature_dim, self.num_classes])
-        return weight.view(self.num_classes, self.feature_dim), bias
+        weight, bias = layer.split([self.num_classes * self.feature_dim, self.num_classes], -1)
+        return weight.unflatten(-1, (self.num_classes, self.feature_dim)), bias
 
     def join_head(self, weight: Tensor, bias: Tensor) -> Tensor:
         """ω of a linear layer: what `split_head` takes apart."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,6 +28,8 @@ class AuxiliaryExamples:
     """Examples as the first adapted layer sees them."""
     count: int
     seed: int
+    threads: int = 1
+    """Teachers that look at a batch side by side."""
 
     def batches(self, t: int, count: int, size: int) -> Iterator[Tensor]:
         """Whole shuffled passes, one after the other.
@@ -38,10 +42,22 @@ class AuxiliaryExamples:
         for batch in indices[: count * size].split(size):
             yield self.read(batch.numpy())
 
-    @torch.no_grad()
-    def logits(self, phi: Params, batch: Tensor) -> Tensor:
-        """(B, C)."""
-        return self.model.classify(phi.head, self.model.features(phi.adapter, batch))
+    def logits(self, phis: Sequence[Params], batch: Tensor) -> Tensor:
+        """(…, B, C), several φ side by side, each by itself.
+
+        A batch is large enough to fill a pass: several adapters in one would not be faster.
+        """
+
+        @torch.no_grad()
+        def of(phi: Params) -> Tensor:
+            return self.model.classify(phi.head, self.model.features(phi.adapter, batch))
+
+        return torch.stack(list(self._side_by_side.map(of, phis)))
+
+    @cached_property
+    def _side_by_side(self) -> ThreadPoolExecutor:
+        # One of PyTorch's threads each, so that how many there are changes no bit.
+        return ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def distillation_grad(self, phi: Params, batch: Tensor, teacher: Tensor) -> Params:
         """∇_φ KL(softmax(teacher) ‖ softmax(logits(φ))), mean over the batch."""
@@ -52,7 +68,7 @@ class AuxiliaryExamples:
 
 
 def auxiliary_images(
-    model: AdaptedModel, source: ImageSource, image_size: int, seed: int
+    model: AdaptedModel, source: ImageSource, image_size: int, seed: int, threads: int = 1
 ) -> AuxiliaryExamples:
     """Images that are enlarged to the backbone's size when they are read, if they are smaller."""
 
@@ -62,4 +78,4 @@ def auxiliary_images(
             pixels = interpolate(pixels, (image_size, image_size), mode="bilinear")
         return model.inputs(pixels)
 
-    return AuxiliaryExamples(model, read, len(source.images.images), seed)
+    return AuxiliaryExamples(model, read, len(source.images.images), seed, threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from pfedseq.data.dataset import ClientData
 from pfedseq.errors import InputError
 from pfedseq.federation import Answer, Batch, Hello, Part, Question, Score, Split
+from pfedseq.model import shared_passes
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
 from pfedseq.seeding import numpy_generator, torch_generator
@@ -62,7 +63,7 @@ class ExampleTask:
     ) -> None:
         self.model, self.source, self.data, self._keep = model, source, data, keep
         self.batch_size, self._order, self._dropout = batch_size, order, dropout
-        self._cached: tuple[Tensor, Tensor] | None = None
+        self._kept: tuple[Tensor, Tensor] | None = None
         self._read: tuple[Batch, Tensor, Tensor] | None = None
 
     @property
@@ -96,10 +97,10 @@ class ExampleTask:
         adapter = phi.adapter.detach().requires_grad_(part != "head")
         head = phi.head.detach().requires_grad_(part != "adapter")
         if part == "head":
-            features = self._train_features(adapter)[batch.to(adapter.device)]
-            labels = self.source.labels(self.data.train[batch.numpy()])
+            features = self.train_features(adapter)[batch.to(adapter.device)]
+            labels = self.labels(batch)
         else:
-            inputs, labels = self._examples(batch)
+            inputs, labels = self.examples(batch)
             features = self.model.features(adapter, inputs, self._dropout)
         loss = cross_entropy(self.model.classify(head, features), labels)
         wanted = [x for x in (adapter, head) if x.requires_grad]
@@ -111,26 +112,13 @@ class ExampleTask:
 
     @staticmethod
     def answer_together(questions: Sequence[Question]) -> list[Answer]:
-        """Gradients that reach the adapter by one stacked pass; all else one by one.
-
-        Testing and the features of the head phase go through the backbone in large batches as it
-        is: there is little to win by stacking them.
-        """
-        answers: dict[int, Answer] = {}
-        stacked: dict[int, tuple[ExampleTask, Params, Batch, Part]] = {}
-        for place, question in enumerate(questions):
-            task, part = question.task, question.arguments[-1]
-            if question.kind == "grad" and part != "head" and _can_be_stacked(task):
-                stacked[place] = (task, *question.arguments)
-            else:
-                answers[place] = question.answer()
-        answers.update(zip(stacked, _gradients(list(stacked.values())), strict=True))
-        return [answers[place] for place in range(len(questions))]
+        """Several clients' questions, by passes that they share."""
+        return shared_passes.answer_together(questions)
 
     @torch.no_grad()
     def loss(self, phi: Params, batch: Batch) -> float:
         """Mean cross-entropy over the batch."""
-        inputs, labels = self._examples(batch)
+        inputs, labels = self.examples(batch)
         logits = self.model.classify(phi.head, self.model.features(phi.adapter, inputs))
         return float(cross_entropy(logits, labels))
 
@@ -138,74 +126,65 @@ class ExampleTask:
     def score(self, phi: Params, split: Split) -> Score:
         """Accuracy and mean cross-entropy on a split."""
         indices = getattr(self.data, split)
-        features_of = self.model.merged(phi.adapter)
-        correct = loss = 0.0
-        for start in range(0, len(indices), EVALUATION_BATCH):
-            part = indices[start : start + EVALUATION_BATCH]
-            features = features_of(self.source.inputs(part))
-            logits, labels = self.model.classify(phi.head, features), self.source.labels(part)
-            correct += float((logits.argmax(1) == labels).sum())
-            loss += float(cross_entropy(logits, labels, reduction="sum"))
+        return self.scored(phi.head, self.features(phi.adapter, indices), indices)
+
+    @torch.no_grad()
+    def scored(self, head: Tensor, features: Tensor, indices: NDArray[Any]) -> Score:
+        """Accuracy and mean cross-entropy of examples with these features."""
+        logits, labels = self.model.classify(head, features), self.source.labels(indices)
+        correct = float((logits.argmax(1) == labels).sum())
+        loss = float(cross_entropy(logits, labels, reduction="sum"))
         count = max(1, len(indices))
         return Score(correct / count, loss / count, len(indices))
+
+    @torch.no_grad()
+    def features(self, adapter: Tensor, indices: NDArray[Any]) -> Tensor:
+        """Features (n, F) of examples under a θ that stays, in batches."""
+        features_of = self.model.merged(adapter)
+        parts = [
+            features_of(self.source.inputs(indices[start : start + EVALUATION_BATCH]))
+            for start in range(0, len(indices), EVALUATION_BATCH)
+        ]
+        return torch.cat(parts or [adapter.new_zeros(0, self.model.feature_dim)])
 
     def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Small images (B, 3, 32, 32), and labels (B,)."""
         indices = self.data.train[batch.cpu().numpy()]
         return self.source.thumbnails(indices), self.source.labels(indices)
 
-    def _examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a batch, kept for when the same one is asked for again.
 
         pFedMe takes K gradients on each batch, Ditto two: it is read and normalised once.
         """
         if self._read is None or self._read[0] is not batch:
-            indices = self.data.train[batch.numpy()]
-            self._read = (batch, self.source.inputs(indices), self.source.labels(indices))
+            inputs = self.source.inputs(self.data.train[batch.numpy()])
+            self._read = (batch, inputs, self.labels(batch))
         return self._read[1], self._read[2]
 
-    @torch.no_grad()
-    def _train_features(self, adapter: Tensor) -> Tensor:
+    def labels(self, batch: Batch) -> Tensor:
+        """Those of a batch (B,)."""
+        return self.source.labels(self.data.train[batch.numpy()])
+
+    def train_features(self, adapter: Tensor) -> Tensor:
         """Features of all training examples under a fixed θ, computed once and kept."""
-        if self._cached is None or not torch.equal(self._cached[0], adapter):
-            features_of = self.model.merged(adapter)
-            features = [
-                features_of(self.source.inputs(self.data.train[i : i + EVALUATION_BATCH]))
-                for i in range(0, self.num_examples, EVALUATION_BATCH)
-            ]
-            self._cached = (adapter.detach(), torch.cat(features))
-        return self._cached[1]
+        kept = self.kept_features(adapter)
+        return (
+            kept
+            if kept is not None
+            else self.keep_features(adapter, self.features(adapter, self.data.train))
+        )
 
+    def kept_features(self, adapter: Tensor) -> Tensor | None:
+        """What `keep_features` was last given, if it was for this θ."""
+        if self._kept is None or not torch.equal(self._kept[0], adapter):
+            return None
+        return self._kept[1]
 
-def _can_be_stacked(task: object) -> TypeGuard[ExampleTask]:
-    return isinstance(task, ExampleTask) and task.model.stacked is not None
-
-
-def _gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> list[Params]:
-    """What `ExampleTask.grad` gives for each, by one pass through the backbone that they share."""
-    if not asked:
-        return []
-    model = asked[0][0].model
-    assert model.stacked is not None
-    adapters = torch.stack([phi.adapter.detach() for _, phi, _, _ in asked]).requires_grad_()
-    heads = [phi.head.detach().requires_grad_(part == "both") for _, phi, _, part in asked]
-    inputs, labels = zip(*(task._examples(batch) for task, _, batch, _ in asked), strict=True)
-    counts = [len(one) for one in labels]
-    features = model.stacked.features(adapters, torch.cat(inputs), counts).split(counts)
-    # A sum of losses that have nothing in common: each client's gradient is that of its own.
-    loss = torch.stack(
-        [
-            cross_entropy(model.classify(head, own), wanted)
-            for head, own, wanted in zip(heads, features, labels, strict=True)
-        ]
-    ).sum()
-    tuned = [head for head in heads if head.requires_grad]
-    to_adapters, *to_heads = torch.autograd.grad(loss, [adapters, *tuned])
-    slopes = iter(to_heads)
-    return [
-        Params(own, next(slopes) if head.requires_grad else torch.zeros_like(head))
-        for own, head in zip(to_adapters, heads, strict=True)
-    ]
+    def keep_features(self, adapter: Tensor, features: Tensor) -> Tensor:
+        """Remember the training examples' features under θ."""
+        self._kept = (adapter.detach(), features)
+        return features
 
 
 @dataclass(frozen=True)

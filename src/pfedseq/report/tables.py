@@ -255,10 +255,10 @@ def print_each_client(summary: RunSummary) -> None:
 
 
 IN_A_COHORT = (
-    "All methods train in one stacked pass for every gradient that reaches the adapter. What falls "
-    "back to one client after the other: testing and FedRep's head phase, which go through the "
-    "backbone in large batches as it is; FedALA's losses; PeFLL's embedding of thumbnails; with "
-    "adapter.dropout, and for texts, everything."
+    "All methods' gradients and losses come from one stacked pass. What falls back to one client "
+    "after the other: testing and the features of FedRep's head phase where a client has 16 "
+    "examples or more, which fill a pass; PeFLL's embedding of thumbnails; with adapter.dropout, "
+    "and for texts, everything."
 )
 
 

@@ -116,11 +116,12 @@ class World:
         source, model = self.sites[0].source, self.model
         if isinstance(source, TextSource):
             texts = source.auxiliary(section, seed)
-            return AuxiliaryExamples(model, texts.inputs, len(texts.tokens), seed)
+            return AuxiliaryExamples(model, texts.inputs, len(texts.tokens), seed, self._threads)
         assert isinstance(source, ImageSource)
         size = self.config.data.image_size
         images = load_auxiliary(section, size, seed)
-        return auxiliary_images(model, replace(source, images=images, tokens=None), size, seed)
+        source = replace(source, images=images, tokens=None)
+        return auxiliary_images(model, source, size, seed, self._threads)
 
     def made_with(self, name: str) -> MadeWith:
         """What a method's numbers depend on, for its checkpoints."""
@@ -131,6 +132,10 @@ class World:
         """How many clients are trained in one pass."""
         chosen, batch_size = self.config.engine.cohort, self.config.training.batch_size
         return chosen or automatic_cohort(len(self.sites), batch_size)
+
+    @property
+    def _threads(self) -> int:
+        return self.config.engine.threads or os.cpu_count() or 1
 
     def start(
         self,
@@ -151,7 +156,7 @@ class World:
                 self._site(i, places[i], name) if places else site
                 for i, site in enumerate(self.sites)
             ],
-            threads=engine.threads or os.cpu_count() or 1,
+            threads=self._threads,
             threads_per_client=engine.threads_per_client,
             cohort=self.cohort,
             states=states,

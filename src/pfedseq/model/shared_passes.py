@@ -1,0 +1,172 @@
+"""Several clients' questions to their tasks, answered by passes through the backbone they share.
+
+Each answer is, up to rounding, what the client's task alone would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+
+from pfedseq.federation import Answer, Batch, Part, Question, Score, Split
+from pfedseq.params import Params
+
+if TYPE_CHECKING:
+    from pfedseq.model.adapted import AdaptedModel
+    from pfedseq.model.task import ExampleTask
+
+ENOUGH_ALONE = 16
+"""Examples with which a pass for one client is as fast, for each of them, as any for several."""
+AT_ONCE = 8
+"""Clients with fewer in one pass: no more than 8 · 15 examples are in memory at once."""
+NO_LABEL = -100
+"""What `cross_entropy` counts as nothing."""
+
+
+Together = Callable[..., Sequence[Answer]]
+
+
+def answer_together(questions: Sequence[Question]) -> list[Answer]:
+    """Questions of one kind together; one by one where adapters cannot be stacked."""
+    groups: dict[Together | None, list[int]] = {}
+    for place, question in enumerate(questions):
+        groups.setdefault(_way_to_answer(question), []).append(place)
+    answers: dict[int, Answer] = {}
+    for together, places in groups.items():
+        some = [questions[place] for place in places]
+        if together is None:
+            answers.update((p, q.answer()) for p, q in zip(places, some, strict=True))
+        else:
+            found = together([(question.task, *question.arguments) for question in some])
+            answers.update(zip(places, found, strict=True))
+    return [answers[place] for place in range(len(questions))]
+
+
+def _way_to_answer(question: Question) -> Together | None:
+    task: Any = question.task
+    if task.model.stacked is None:
+        return None
+    if question.kind == "grad":
+        return head_gradients if question.arguments[-1] == "head" else gradients
+    ways: dict[str, Together] = {"loss": losses, "score": scores}
+    return ways[question.kind]
+
+
+def gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> list[Params]:
+    """∇_φ, for those to whom the adapter's part of it matters."""
+    tasks, phis, batches, parts = zip(*asked, strict=True)
+    adapters = torch.stack([phi.adapter for phi in phis]).detach().requires_grad_()
+    heads = torch.stack([phi.head for phi in phis]).detach().requires_grad_()
+    loss = _losses_of_batches(tasks, adapters, heads, batches).sum()
+    slopes = zip(*torch.autograd.grad(loss, (adapters, heads)), parts, strict=True)
+    return [
+        Params(own, torch.zeros_like(head) if part == "adapter" else head)
+        for own, head, part in slopes
+    ]
+
+
+def head_gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> list[Params]:
+    """∇_ω under fixed adapters, whose features are computed once and kept by the tasks."""
+    tasks, phis, batches, _ = zip(*asked, strict=True)
+    kept = _train_features(tasks, [phi.adapter for phi in phis])
+    features = [own[batch.to(own.device)] for own, batch in zip(kept, batches, strict=True)]
+    labels = [task.labels(batch) for task, batch in zip(tasks, batches, strict=True)]
+    heads = torch.stack([phi.head for phi in phis]).detach().requires_grad_()
+    loss = _mean_losses(tasks[0].model, heads, features, labels).sum()
+    (slopes,) = torch.autograd.grad(loss, (heads,))
+    return [
+        Params(torch.zeros_like(phi.adapter), own) for phi, own in zip(phis, slopes, strict=True)
+    ]
+
+
+@torch.no_grad()
+def losses(asked: Sequence[tuple[ExampleTask, Params, Batch]]) -> list[float]:
+    """The mean loss over each one's batch."""
+    tasks, phis, batches = zip(*asked, strict=True)
+    adapters, heads = (torch.stack([getattr(phi, x) for phi in phis]) for x in ("adapter", "head"))
+    found: list[float] = _losses_of_batches(tasks, adapters, heads, batches).tolist()
+    return found
+
+
+@torch.no_grad()
+def scores(asked: Sequence[tuple[ExampleTask, Params, Split]]) -> list[Score]:
+    """Accuracy and mean loss on each one's split."""
+    indices = [getattr(task.data, split) for task, _, split in asked]
+    features = _features(
+        [task for task, _, _ in asked], [phi.adapter for _, phi, _ in asked], indices
+    )
+    return [
+        task.scored(phi.head, own, some)
+        for (task, phi, _), own, some in zip(asked, features, indices, strict=True)
+    ]
+
+
+def _losses_of_batches(
+    tasks: Sequence[ExampleTask], adapters: Tensor, heads: Tensor, batches: Sequence[Batch]
+) -> Tensor:
+    """(clients,) mean losses by one pass; differentiable in adapters and heads."""
+    model = tasks[0].model
+    read = [task.examples(batch) for task, batch in zip(tasks, batches, strict=True)]
+    features = _pass(model, adapters, [inputs for inputs, _ in read])
+    return _mean_losses(model, heads, features, [labels for _, labels in read])
+
+
+def _mean_losses(
+    model: AdaptedModel, heads: Tensor, features: Sequence[Tensor], labels: Sequence[Tensor]
+) -> Tensor:
+    """(clients,) by one batched product of all heads (clients, H); shorter batches are padded."""
+    weights, biases = model.split_head(heads)
+    padded = pad_sequence(list(features), batch_first=True)  # (clients, B, F)
+    logits = torch.baddbmm(biases.unsqueeze(1), padded, weights.mT)  # (clients, B, C)
+    wanted = pad_sequence(list(labels), batch_first=True, padding_value=NO_LABEL)
+    each = cross_entropy(logits.mT, wanted, ignore_index=NO_LABEL, reduction="none")
+    return each.sum(1) / torch.tensor([len(own) for own in labels], device=each.device)
+
+
+def _train_features(tasks: Sequence[ExampleTask], adapters: Sequence[Tensor]) -> list[Tensor]:
+    """Each task's features of all its training examples, computed where it keeps no such."""
+    asked = list(zip(tasks, adapters, strict=True))
+    missing = [(task, own) for task, own in asked if task.kept_features(own) is None]
+    computed = _features(
+        [task for task, _ in missing],
+        [own for _, own in missing],
+        [task.data.train for task, _ in missing],
+    )
+    for (task, own), features in zip(missing, computed, strict=True):
+        task.keep_features(own, features)
+    return [task.train_features(own) for task, own in asked]
+
+
+@torch.no_grad()
+def _features(
+    tasks: Sequence[ExampleTask], adapters: Sequence[Tensor], indices: Sequence[NDArray[Any]]
+) -> list[Tensor]:
+    """Features (n, F) of each one's examples, nothing to be differentiated.
+
+    Only those with few examples share passes: for the others stacking has nothing to win.
+    """
+    found: dict[int, Tensor] = {}
+    few = [place for place, own in enumerate(indices) if 0 < len(own) < ENOUGH_ALONE]
+    for start in range(0, len(few), AT_ONCE):
+        some = few[start : start + AT_ONCE]
+        inputs = [tasks[place].source.inputs(indices[place]) for place in some]
+        own = torch.stack([adapters[place] for place in some])
+        found.update(zip(some, _pass(tasks[0].model, own, inputs), strict=True))
+    return [
+        found[place] if place in found else task.features(adapters[place], indices[place])
+        for place, task in enumerate(tasks)
+    ]
+
+
+def _pass(model: AdaptedModel, adapters: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Each client's features, by one pass for all."""
+    assert model.stacked is not None
+    counts = [len(own) for own in inputs]
+    features = model.stacked.features(adapters, torch.cat(list(inputs)), counts)
+    return torch.split(features, counts)
