@@ -20,7 +20,7 @@ from pfedseq.model.image_source import ImageSource
 from pfedseq.model.personal import save_personal_model
 from pfedseq.model.published import write_backbone
 from pfedseq.model.task import ExampleSite
-from pfedseq.model.token_store import spoken, with_tokens
+from pfedseq.model.token_store import AT_ONCE, Prefix, spoken, with_tokens
 from pfedseq.model.tower import Tower, fingerprint
 from pfedseq.params import Params
 from pfedseq.runs.run import run
@@ -123,6 +123,44 @@ def test_stored_tokens_are_the_bits_that_come_from_the_pixels(stored, model, sou
         together = model.inputs(source.pixels(np.array(batch)))
         torch.testing.assert_close(expected, together, rtol=1e-4, atol=1e-5)
     assert not torch.equal(fast.inputs(np.array([1])), fast.inputs(np.array([4])))
+
+
+def test_tokens_are_the_bits_that_each_image_has_alone(model, source, tmp_path):
+    fast = kept(source, model, tmp_path)
+    for index in USED.train:
+        alone = model.prefix(source.pixels(np.array([index])))
+        assert torch.equal(fast.inputs(np.array([index])), alone)
+
+
+class RoundingLayers:
+    """Frozen layers that round the place `unlike` of a batch differently: -1 is all, 99 none."""
+
+    def __init__(self, unlike):
+        self.unlike, self.sizes = unlike, []
+
+    def __call__(self, pixels):
+        self.sizes.append(len(pixels))
+        tokens = pixels.flatten(2) + 1
+        places = torch.arange(len(pixels))
+        differ = (places == self.unlike) | torch.tensor(self.unlike == -1 and len(pixels) > 1)
+        return tokens * (1 + 1e-6 * differ.view(-1, 1, 1))
+
+
+@pytest.mark.parametrize(("unlike", "at_once"), [(9, 1), (-1, 1), (99, AT_ONCE)])
+def test_images_share_a_batch_only_where_it_changes_no_bit(unlike, at_once):
+    """37 images that share one shape: the last batch is filled up; else one by one."""
+    tower = RoundingLayers(unlike)
+    pixels = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    prefix = Prefix(tower, lambda some: pixels[some], torch.device("cpu"))
+    assert prefix.at_once == at_once
+    wanted = np.random.default_rng(0).permutation(40)[:37]
+    tower.sizes.clear()
+    streamed = list(prefix.stream(wanted))
+    assert tower.sizes == [at_once] * -(-37 // at_once)
+    assert [index for index, _ in streamed] == wanted.tolist()
+    for (index, tokens), other in zip(streamed, prefix.each(wanted), strict=True):
+        assert torch.equal(tokens, tower(pixels[index : index + 1])[0])
+        assert torch.equal(tokens, other)
 
 
 def test_half_precision_rounds(model, source, tmp_path):

@@ -6,10 +6,11 @@ A store is a folder that only grows:
   an image that no run has needed yet is a hole and takes no room on the disk;
 - `checksums.npy`: (n,) uint64, for each image that is there 1 + the CRC-32 of its tokens, else 0.
 
-Its name holds all that the tokens depend on. Each image goes through the layers by itself, since
-a matrix product may round its rows differently in other company: so the tokens of an image are the
-same bits whenever, and beside whatever else, they are computed. Where a run's images live in
-memory only (the digits), so do their tokens.
+Its name holds all that the tokens depend on. The tokens of an image are the same bits whenever,
+and beside whatever else, they are computed: those it has alone. A matrix product may round its rows
+differently in other company, so images go through the layers in batches only where a look at this
+machine shows that company changes nothing, else one by one. Where a run's images live in memory
+only (the digits), so do their tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +47,8 @@ FORMAT = 1
 Storage = Literal["float32", "float16", "none"]
 Indices = NDArray[np.int64]
 Rows = np.memmap[Any, np.dtype[Any]]
+AT_ONCE = 16
+"""Images in a batch: as fast as any more, and about twice as fast as one by one."""
 SAVED_EVERY = 2.0
 """Seconds of work after which what is done is noted on disk."""
 _STAGE = "computing the frozen layers"
@@ -52,31 +56,60 @@ _STAGE = "computing the frozen layers"
 
 @dataclass(frozen=True)
 class Prefix:
-    """The frozen layers as a function of one image at a time."""
+    """The frozen layers as a function of each image by itself, whatever is computed beside it."""
 
     tower: Tower
     pixels: Callable[[Indices], Tensor]
     """Normalised images by index."""
     device: torch.device
 
-    @torch.no_grad()
-    def of(self, index: int) -> Tensor:
-        """Tokens (T, F) of an image."""
-        tokens: Tensor = self.tower(self.pixels(np.array([index])))[0]
-        return tokens
-
     def each(self, indices: Indices) -> Tensor:
         """Tokens (B, T, F) of images, computed now."""
-        return torch.stack([self.of(index) for index in indices])
+        return torch.cat([self._of(some) for some in self._batches(indices)])
 
     def stream(self, indices: Indices) -> Iterator[tuple[int, Tensor]]:
-        """The same with all cores, one image after the other."""
-        cores = os.cpu_count() or 1
-        # One of PyTorch's threads each: how many share a product may change its last bits.
-        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for start in range(0, len(indices), 32 * cores):  # so that an interrupt is soon heard
-                some = indices[start : start + 32 * cores].tolist()
-                yield from zip(some, pool.map(self.of, some), strict=True)
+        """The same with all cores, an image and its tokens (T, F) after the other."""
+        batches, at_a_time = self._batches(indices), 2 * (os.cpu_count() or 1)
+        with _one_thread_each() as pool:
+            for start in range(0, len(batches), at_a_time):  # so that an interrupt is soon heard
+                some = batches[start : start + at_a_time]
+                for batch, tokens in zip(some, pool.map(self._of, some), strict=True):
+                    yield from zip(batch.tolist(), tokens, strict=True)
+
+    def _batches(self, indices: Indices) -> list[Indices]:
+        size = self.at_once
+        return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+    @torch.no_grad()
+    def _of(self, some: Indices) -> Tensor:
+        """Tokens of a batch, filled up with its first image to the one shape that was tried."""
+        filled = np.append(some, np.repeat(some[:1], self.at_once - len(some)))
+        tokens: Tensor = self.tower(self.pixels(filled))[: len(some)]
+        return tokens
+
+    @cached_property
+    def at_once(self) -> int:
+        """`AT_ONCE` if images get the same bits alone and at every place in a batch, else 1.
+
+        Which operations a place in a batch goes through does not depend on what stands there, so
+        trying one image of noise tells for all.
+        """
+
+        @torch.no_grad()
+        def tried() -> bool:
+            shape = self.pixels(np.array([0])).shape
+            noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
+            among = self.tower(noise.repeat(AT_ONCE, 1, 1, 1))
+            return torch.equal(among, self.tower(noise).expand_as(among))
+
+        with _one_thread_each() as pool:
+            return AT_ONCE if pool.submit(tried).result() else 1
+
+
+def _one_thread_each() -> ThreadPoolExecutor:
+    """A thread for every core; how many of PyTorch's share a product may change its last bits."""
+    cores = os.cpu_count() or 1
+    return ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
 
 
 @dataclass(frozen=True)
@@ -107,7 +140,7 @@ def keep_tokens(
     if storage == "none":
         return prefix.each
     report = report or spoken()
-    shape = (num_images, *prefix.of(int(wanted[0])).shape)
+    shape = (num_images, *prefix.each(wanted[:1]).shape[1:])
     if folder is None:
         rows = np.empty(shape, storage)  # the system gives memory to the rows that are written only
         for done, (index, tokens) in enumerate(prefix.stream(wanted), 1):
