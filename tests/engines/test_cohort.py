@@ -373,7 +373,7 @@ def test_only_listed_steps_are_run():
     method, sites = METHODS["fedavg"], make_sites()
     for step in ("personal", "__init__", "task", "receive"):
         with pytest.raises(InputError, match=f"no step '{step}'"):
-            answer(method.client, method.config(), sites[0], {}, step, 1, {})
+            answer(method.client, method.config(), sites[0], {}, step, 1, 0, {})
 
 
 def test_groups_are_equal_and_follow_from_the_numbers_alone():

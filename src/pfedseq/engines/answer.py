@@ -11,6 +11,8 @@ ALIGNMENT = 64
 
 DIVERGED = "diverged"
 """The metric by which a client says that its training went to NaN or infinity."""
+ROUND, CLIENT = "answered_round", "answered_client"
+"""The metrics by which a client says what it answers: a message of which round, to whom."""
 
 
 def answer(
@@ -20,6 +22,7 @@ def answer(
     state: Tensors,
     step: str,
     t: int,
+    i: int,
     down: Tensors,
     payload: Precision = "float32",
 ) -> Reply:
@@ -29,7 +32,7 @@ def answer(
     client remembers is in `state` afterwards. All that passes is contiguous and aligned, whether it
     came over a wire, out of a file or by a call: a matrix product may round differently on a
     strided view of the same numbers, or where they begin elsewhere in memory. The reply is packed
-    for sending as `payload` says.
+    for sending as `payload` says, and names the round and the client that were addressed.
     """
     if step not in client.steps:
         raise InputError(
@@ -47,9 +50,9 @@ def answer(
     if not all(tensor.isfinite().all() for tensor in (*state.values(), *sent.values())):
         state.clear()  # as if it had not trained: it starts the next round from sound numbers
         state.update(before)
-        return Reply({}, {DIVERGED: 1.0})
+        return Reply({}, {DIVERGED: 1.0, ROUND: t, CLIENT: i})
     state.update(in_order(state))
-    return Reply(in_order(sent), reply.metrics)
+    return Reply(in_order(sent), {**reply.metrics, ROUND: t, CLIENT: i})
 
 
 def in_order(tensors: Tensors) -> Tensors:

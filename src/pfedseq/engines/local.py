@@ -92,7 +92,7 @@ class LocalClients:
         self, i: int, site: Site, state: Tensors, step: str, t: int, down: Tensors
     ) -> Reply:
         """Client i's reply; what it remembers afterwards is stored."""
-        reply = answer(self.client, self.config, site, state, step, t, down, self.payload)
+        reply = answer(self.client, self.config, site, state, step, t, i, down, self.payload)
         if step not in self.client.reading_steps:
             self.states.put(i, state)
         return reply

@@ -77,7 +77,8 @@ def run_rounds(
 ) -> None:
     """Train over `rounds` (counted from 1), reporting each; evaluate every so many, and the last.
 
-    What a client is evaluated on is what it trains from next, so its download counts once.
+    What a client is evaluated on is what it trains from next, so its download counts once;
+    that of the mean, after the last round, is not counted.
     """
     for t in rounds:
         metered = MeteredClients(clients)
@@ -115,8 +116,9 @@ def _evaluated(server: Server, clients: Clients, t: int) -> dict[int, Mapping[st
     metrics: dict[int, Mapping[str, float]] = {i: reply.metrics for i, reply in replies.items()}
     mean = server.mean()
     if mean is not None and t == server.setup.num_rounds:
-        for i, reply in clients.call("evaluate_mean", t, dict.fromkeys(metrics, mean)).items():
-            metrics[i] = {**reply.metrics, **metrics[i]}
+        beside = clients.call("evaluate_mean", t, dict.fromkeys(metrics, mean))
+        for i in metrics.keys() & beside.keys():
+            metrics[i] = {**beside[i].metrics, **metrics[i]}
     return metrics
 
 

@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from pfedseq.engines.answer import DIVERGED
+from pfedseq.engines.answer import CLIENT, DIVERGED, ROUND
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, Clients, Reply, Server, Tensors
@@ -48,7 +48,7 @@ class ScreenedClients:
         faults = {
             i: fault
             for i, reply in replies.items()
-            if (fault := _fault(reply, expected, addressed=i in down))
+            if (fault := _misplaced(reply, t, i, down) or _fault(reply, expected))
         }
         sound = {i: reply for i, reply in replies.items() if i not in faults}
         if step == "train" and expected:
@@ -84,10 +84,21 @@ class ScreenedClients:
         return faults
 
 
-def _fault(reply: Reply, expected: Tensors, *, addressed: bool) -> str | None:
-    """Why a reply cannot be used."""
-    if not addressed:
+def _misplaced(reply: Reply, t: int, i: int, down: Mapping[int, Tensors]) -> str | None:
+    """Why a reply, whatever it holds, is none to what client i was sent in round t."""
+    if i not in down:
         return "it answers a message that it was not sent"
+    for what, name, wanted in (("round", ROUND, t), ("client", CLIENT, i)):
+        said = reply.metrics.get(name)
+        if said is None:
+            return f"it does not say which {what}'s message it answers"
+        if said != wanted:
+            return f"it answers a message of {what} {said:g} in place of {wanted}"
+    return None
+
+
+def _fault(reply: Reply, expected: Tensors) -> str | None:
+    """Why the content of a reply cannot be used."""
     if reply.metrics.get(DIVERGED):
         return "its training diverged; lower the learning rate (training.lr)"
     for name, like in expected.items():

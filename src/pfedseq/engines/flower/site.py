@@ -153,6 +153,7 @@ def _answered(request: Request, payload: bytes, tools: Equipment, memory: SiteMe
             state,
             request.step,
             request.round,
+            request.client,
             down,
             tools.payload,
         )
