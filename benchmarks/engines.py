@@ -2,24 +2,29 @@
 
     python benchmarks/engines.py --quick               2 sites, 2 rounds
     python benchmarks/engines.py --json figures.json   10 sites, 4 rounds
-    python benchmarks/engines.py --scale               messages of 100 and 1,000 toy sites
+    python benchmarks/engines.py --scale 100,1000      a round of so many toy sites
 
 FedAvg with the payloads of ViT-Ti (K = 12, D = 1,536, random weights) on a few small images, so
-that what an engine adds shows. Engines run one after the other in processes of their own. A Flower
-deployment is what `pfedseq flower up` starts: a SuperLink and one SuperNode for each site, all on
-this machine; its memory is that of all its processes, a warm worker at each site among them.
+that what an engine adds shows. Engines run one after the other in processes of their own. Flower's
+simulation (where Ray is installed) runs the sites as Ray actors on all cores; a deployment is what
+`pfedseq flower up` starts: a SuperLink and one SuperNode for each site, all on this machine. The
+memory of both is that of all their processes, a warm worker at each site among them.
 
-`--scale` runs pFedSeq's round loop over real Flower records, packed and unpacked, with toy clients
-in this process: what remains is the server, its learner, and the messages.
+`--scale` plays one round of pFedSeq with a full history over the Flower engine: every message and
+every reply is a Flower message, made into bytes and back, answered by a toy client with a folder of
+its own. Sites answer one after the other in this process, and what they take is told apart from
+what the messages and the server take.
 """
 
 import argparse
 import json
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -51,14 +56,20 @@ device = "cpu"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--scale", action="store_true")
+    parser.add_argument("--sites", type=int, help="default: 10, or 2 with --quick")
+    parser.add_argument("--rounds", type=int, help="default: 4, or 2 with --quick")
+    parser.add_argument("--scale", metavar="N,N", help="only this: rounds of so many toy sites")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(scale(given.one)))
         return
-    figures = scales() if given.scale else engines(*((2, 2) if given.quick else (10, 4)))
+    if given.scale:
+        figures = scales([int(count) for count in given.scale.split(",")])
+    else:
+        sites, rounds = given.sites or (2 if given.quick else 10), given.rounds
+        figures = engines(sites, rounds or (2 if given.quick else 4))
     if given.json:
         given.json.write_text(json.dumps(figures, indent=2) + "\n")
 
@@ -72,7 +83,12 @@ def engines(sites: int, rounds: int) -> dict[str, Any]:
         for kind in ("local", "wire"):
             figures[kind] = in_process(Path(folder), kind, sites, rounds)
             show(kind, figures)
-        figures["deployment"] = deployment(Path(folder), sites, rounds)
+        if find_spec("ray"):
+            figures["simulation"] = simulation(Path(folder) / "simulation", sites, rounds)
+            show("simulation", figures)
+        else:
+            print("  simulation   left out: it needs pip install 'flwr[simulation]'")
+        figures["deployment"] = deployment(Path(folder) / "deployment", sites, rounds)
         show("deployment", figures)
     return figures
 
@@ -104,27 +120,74 @@ def in_process(folder: Path, kind: str, sites: int, rounds: int) -> dict[str, fl
 def deployment(folder: Path, sites: int, rounds: int) -> dict[str, float]:
     from pfedseq.cli.loopback import Loopback
 
-    config, out = folder / "deployment.toml", folder / "out"
+    folder.mkdir()
+    config, out = folder / "run.toml", folder / "out"
     config.write_text(CONFIG.format(kind="local", sites=sites, rounds=rounds))
     federation = Loopback(folder / "federation")
     for _ in federation.start(sites, secure=False):
         pass
     try:
-        command = [sys.executable, "-m", "pfedseq", "flower", "run", config, "--out", out]
-        watch = subprocess.Popen(
-            [*command, "--folder", federation.folder],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        most = 0.0
-        while watch.poll() is None:
-            most = max(most, memory(federation.folder))
-            time.sleep(2)
-        if watch.returncode:
-            raise SystemExit(f"the deployment failed: see {federation.folder}")
-        return {"seconds": round_seconds(out), "mib": most}
+        command = [sys.executable, "-m", "pfedseq", "flower", "run", str(config)]
+        command += ["--out", str(out), "--folder", str(federation.folder)]
+        return watched(command, out, folder)
     finally:
         federation.stop()
+
+
+def simulation(folder: Path, sites: int, rounds: int) -> dict[str, float]:
+    """As docs/deploying.md has it: a SuperLink of its own, whose sites are Ray actors."""
+    from pfedseq.cli.loopback import CONNECTION, HOST, Loopback, Started, copy_app, free_ports, stop
+
+    folder.mkdir()
+    config, out = folder / "run.toml", folder / "out"
+    config.write_text(CONFIG.format(kind="local", sites=sites, rounds=rounds))
+    here = Loopback(folder)
+    copy_app(here.app)
+    (port,) = free_ports(1)
+    here.write_connection(port, None)
+    environment = here.environment() | {"RAY_USAGE_STATS_ENABLED": "0"}
+    with (folder / "log").open("wb") as log:
+        link = subprocess.Popen(
+            ["flower-superlink", "--simulation", "--insecure", "--host", HOST, "--port", str(port)],
+            env=environment, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    begun = psutil.Process(link.pid).create_time()
+    try:
+        wait_for(HOST, port)
+        values = {"config": config, "out": out, "sites": folder / "sites"}
+        text = " ".join(f'{key}="{value}"' for key, value in values.items())
+        here.flwr(
+            "run", str(here.app), CONNECTION, "--run-config", text,
+            "--federation-config", f"num-supernodes={sites}",
+        )  # fmt: skip
+        while not (out / "config.toml").exists():
+            time.sleep(0.5)
+        return watched([sys.executable, "-m", "pfedseq", "flower", "watch", str(out)], out, folder)
+    finally:
+        stop([Started("superlink", link.pid, begun, "log", port, [])])
+        link.wait()
+
+
+def wait_for(host: str, port: int) -> None:
+    for _ in range(600):
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise SystemExit(f"nobody listens on {host}:{port}")
+
+
+def watched(command: list[str], out: Path, folder: Path) -> dict[str, float]:
+    """What a federation's run takes whose processes have their FLWR_HOME in `folder`."""
+    watch = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    most = 0.0
+    while watch.poll() is None:
+        most = max(most, memory(folder))
+        time.sleep(2)
+    if watch.returncode:
+        raise SystemExit(f"the run failed: {(out / 'federation.json').read_text()}")
+    return {"seconds": round_seconds(out), "mib": most}
 
 
 def memory(folder: Path) -> float:
@@ -140,12 +203,12 @@ def memory(folder: Path) -> float:
     return total / 2**20
 
 
-def scales() -> dict[str, Any]:
-    print(
-        "pFedSeq over Flower's records, toy sites with K = 4, D = 64, L = 5, a round after warm-up"
-    )
+def scales(counts: list[int]) -> dict[str, Any]:
+    print("pFedSeq on Flower's messages, toy sites with K = 4, D = 64, a history of L = 5 rounds")
+    print("                seconds a round            |  memory  |  megabytes")
+    print("      N     all  messages  learner  sites  |  server  |  payloads  history  learner")
     figures = {}
-    for sites in (100, 1000):
+    for sites in counts:
         done = subprocess.run(
             [sys.executable, __file__, "--one", str(sites)],
             check=True,
@@ -154,57 +217,69 @@ def scales() -> dict[str, Any]:
         )
         figures[str(sites)] = one = json.loads(done.stdout)
         print(
-            f"  N = {sites:5}: {one['seconds']:7.2f} s a round, of which messages "
-            f"{one['messages']:6.2f} s; {one['mib']:6.0f} MiB at the server"
+            f"  {sites:5} {one['seconds']:7.2f}  {one['messages']:8.2f}  {one['learner']:7.2f}  "
+            f"{one['sites']:5.2f}  | {one['mib']:4.0f} MiB |  "
+            f"{one['payloads']:8.2f}  {one['history']:7.2f}  {one['networks']:7.2f}"
         )
     return figures
 
 
 def scale(sites: int) -> dict[str, float]:
-    """One round, once the history is full; clients do next to nothing."""
+    """One round on a full history; the learner's share is what `Server.update` takes."""
     import torch
 
-    from pfedseq.engines.flower.envelope import Envelope
-    from pfedseq.engines.flower.records import Card, Request, read_reply
-    from pfedseq.engines.wire import decode
-    from pfedseq.federation import Reply, Setup
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.engines.flower.grid import InProcessGrid, connect, federation
+    from tests.toys import make_setup, quadratic_federation, random_centers
+
     from pfedseq.methods import find_method
-    from pfedseq.params import Params
+    from pfedseq.runs.checkpoint import server_state
 
-    class Messages:
-        """Every call becomes Flower's records and back, once down and once up."""
+    spent = {"sites": 0.0, "learner": 0.0}
 
-        seconds = 0.0
-        ids = range(sites)
+    def timed(part: str, work: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return work(*arguments)
+            finally:
+                spent[part] += time.perf_counter() - start
 
-        def participants(self, t: int) -> range:
-            return self.ids
-
-        def call(self, step: str, t: int, down: Any) -> dict[int, Reply]:
-            start, replies = time.perf_counter(), {}
-            for i, tensors in down.items():
-                request = Request("r", "pfedseq", step, t, 0, i, 0, "", ())
-                records = request.envelope(tensors).to_records()
-                decode(Envelope.of_records(records).payload)
-                update = Reply({"delta": 0.01 * torch.randn(4, 64)})
-                reply = Card("s", "f", "b", "v").envelope(update).to_records()
-                replies[i], _ = read_reply(Envelope.of_records(reply), None)
-            self.seconds += time.perf_counter() - start
-            return replies
+        return run
 
     torch.set_num_threads(1)
     method = find_method("pfedseq")
-    config = method.config(warmup_rounds=1, max_sequence_length=5)
-    start = Params(torch.zeros(4, 64), torch.zeros(10))
-    server = method.server(config, Setup(start, (10,) * sites, 7, 0, 10))
-    messages = Messages()
-    for t in range(1, 7):
-        server.run_round(t, messages)
-    messages.seconds, begun = 0.0, time.perf_counter()
-    server.run_round(7, messages)
-    seconds = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": seconds, "messages": messages.seconds, "mib": peak}
+    config = method.config(lr=0.1, warmup_rounds=1, max_sequence_length=5)
+    centers = random_centers(sites, num_layers=4, adapter_dim=64, head_dim=10)
+    sizes = (10,) * sites
+    server = method.server(config, make_setup(centers, sizes, 7))
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        server.history.append(0.01 * torch.randn(sites, 4, 64, generator=rng))
+    with tempfile.TemporaryDirectory() as folder:
+        toys = quadratic_federation(centers, sizes)
+        names = [str(i) for i in range(sites)]
+        all_sites = federation(Path(folder), method, config, toys, names)
+        clients = connect(InProcessGrid(all_sites), sites, seconds=3600.0)
+        for site in all_sites:
+            site.reply = timed("sites", site.reply)
+        server.update = timed("learner", server.update)
+        start = time.perf_counter()
+        server.run_round(7, clients)
+        seconds = time.perf_counter() - start
+    size = {"history": 0, "networks": 0}
+    for name, tensor in server_state(server).items():
+        part = {"history": "history", "learner": "networks", "optimizer": "networks"}
+        if (kind := part.get(name.split("/")[0])) is not None:
+            size[kind] += tensor.numel() * tensor.element_size()
+    return {
+        "seconds": seconds,
+        "messages": seconds - sum(spent.values()),
+        **spent,
+        "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "payloads": 2 * sites * 4 * 64 * 4 / 1e6,
+        **{kind: count / 1e6 for kind, count in size.items()},
+    }
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class Loopback:
             made = make_certificates(self.folder / "certificates", [HOST], names)
             server_tls = [*made.server_options(), "--enable-supernode-auth"]
             node_tls = made.node_options()
-        self._write_connection(port, node_tls if secure else None)
+        self.write_connection(port, node_tls if secure else None)
         self._write({"sites": [str(site) for site in sites], "runs": [], "processes": []})
         try:
             yield f"starting the SuperLink on {HOST}:{port}"
@@ -181,7 +181,8 @@ class Loopback:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         }
 
-    def _write_connection(self, port: int, node_tls: Sequence[str] | None) -> None:
+    def write_connection(self, port: int, node_tls: Sequence[str] | None) -> None:
+        """Tell Flower's own commands where the SuperLink is."""
         security = "insecure = true" if node_tls is None else f'root-certificates = "{node_tls[1]}"'
         write_atomically(
             self.home / "config.toml",
