@@ -1,6 +1,7 @@
 """Sites that die, dawdle, return, or are not who they seem: on an in-process grid."""
 
 import logging
+import time
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip insta
 
 from flwr.app import Error, Message
 
+from pfedseq.engines.flower.envelope import Envelope
 from pfedseq.engines.flower.site import SiteFolder, SiteMemory
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply
@@ -72,6 +74,19 @@ def test_a_late_answer_is_not_taken_for_the_next_rounds(sites):
     assert train(clients, 2) == {0: 2, 1: 2, 2: 2}
 
 
+def test_what_is_there_in_time_is_taken_however_it_is_fetched(sites):
+    """The time is over once all have been asked, and the answers come one at each look."""
+
+    class OneByOne(InProcessGrid):
+        def pull_messages(self, message_ids):
+            return super().pull_messages([n for n in message_ids if n in self.replies][:1])
+
+    clients = connect(OneByOne(sites), 3)
+    clients.seconds, honest = 0.2, sites[0].reply
+    sites[0].reply = lambda content: time.sleep(0.3) or honest(content)
+    assert train(clients, 1) == {0: 1, 1: 1, 2: 1}
+
+
 def test_a_server_that_goes_back_finds_the_memory_of_then(sites):
     """Rounds 1 to 3, the last checkpoint after round 1: round 2 is run again and counts 2."""
     grid = InProcessGrid(sites)
@@ -116,6 +131,38 @@ def test_a_failing_client_is_absent_and_its_reason_is_logged(sites, caplog):
     assert len(sites[1].heard) == 2, "a hello and one message: sending again would not help"
     with pytest.raises(InputError, match="no site could train: site a failed: out of paper"):
         train(clients, 2, fail=torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [Envelope({"name": "b"}, b""), Envelope({}, b"no tensors"), Envelope({"x": 1}, b"")],
+    ids=["card", "bytes", "fields"],
+)
+def test_a_site_that_answers_nonsense_is_left_out_and_the_round_goes_on(sites, caplog, content):
+    clients = connect(InProcessGrid(sites), 3)
+    honest = sites[1].reply
+    sites[1].reply = lambda asked: garbled(honest(asked), content)
+    assert train(clients, 1) == {0: 1, 2: 1}
+    assert "site b cannot be understood" in caplog.text
+    assert len(sites[1].heard) == 2, "asking again would not help"
+    sites[1].restart()
+    assert train(clients, 2) == {0: 2, 2: 2}, "nor is its hello after a restart"
+    sites[1].reply = honest
+    sites[1].restart()
+    assert train(clients, 3) == {0: 3, 1: 2, 2: 3}
+
+
+def garbled(records, content):
+    """The site's reply with other fields, or else other bytes."""
+    true = Envelope.of_records(records)
+    return Envelope(content.fields or true.fields, content.payload or true.payload).to_records()
+
+
+def test_nonsense_before_the_run_is_refused_with_one_sentence(sites):
+    honest = sites[1].reply
+    sites[1].reply = lambda asked: garbled(honest(asked), Envelope({}, b"no tensors"))
+    with pytest.raises(InputError, match=r"site 101 cannot be understood: a message of 10 bytes"):
+        connect(InProcessGrid(sites), 3)
 
 
 def test_a_client_that_is_killed_again_and_again_is_left_out(sites):

@@ -145,11 +145,16 @@ class Roll:
                     self._known.add(node)
                     self._refuse(f"site {node.name or node.number} failed: {reason(reply)}")
                 continue
-            said, card = read_reply(Envelope.of_records(reply.content), None)
+            self._known.add(node)
+            try:
+                said, card = read_reply(Envelope.of_records(reply.content), None)
+                hello = Hello.of(said)
+            except InputError as problem:
+                self._refuse(f"site {node.name or node.number} cannot be understood: {problem}")
+                continue
             if node.name:
                 card = replace(card, name=node.name)
-            self._known.add(node)
-            self._welcome(Guest(node, card, Hello.of(said)), online)
+            self._welcome(Guest(node, card, hello), online)
 
     def _welcome(self, guest: Guest, online: set[Node]) -> None:
         name = guest.card.name
@@ -208,10 +213,11 @@ class FlowerClients:
         deadline = time.monotonic() + self.seconds
         next_look, pause = 0.0, self.roll.pause
         while asked.waiting:
-            if time.monotonic() >= next_look:
+            if next_look <= time.monotonic() < deadline:
                 self._send(step, asked, deadline - time.monotonic())
                 next_look = time.monotonic() + LOOK_SECONDS
-            for message in pull(self.roll.grid, asked.messages):
+            came = pull(self.roll.grid, asked.messages)
+            for message in came:
                 answered = message.metadata.reply_to_message_id
                 i = asked.messages.pop(answered)
                 if i not in asked.waiting:
@@ -219,10 +225,13 @@ class FlowerClients:
                 if message.has_error():
                     if asked.latest[i] == answered:  # not one that was sent anew since
                         self._failed(i, message, asked)
-                else:
+                    continue
+                asked.waiting.discard(i)
+                try:
                     replies[i], _ = read_reply(Envelope.of_records(message.content), self.device)
-                    asked.waiting.discard(i)
-            if time.monotonic() > deadline:
+                except InputError as problem:
+                    asked.failed[i] = f"site {self.names[i]} cannot be understood: {problem}"
+            if not came and time.monotonic() > deadline:  # what is there by then is taken
                 break
             if asked.waiting:
                 time.sleep(pause)
