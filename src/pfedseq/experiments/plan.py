@@ -183,7 +183,7 @@ def _evaluations(rounds: int, every: int) -> int:
 
 def _num_trained(world: World) -> int:
     """In a round, by all clients."""
-    return sum(len(site.train_examples(1)) for site in world.sites)
+    return sum(len(site.drawn(1)) for site in world.sites)
 
 
 def _num_evaluated(clients: Sequence[ClientData]) -> int:

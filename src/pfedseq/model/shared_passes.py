@@ -130,13 +130,13 @@ def _mean_losses(
 
 
 def _train_features(tasks: Sequence[ExampleTask], adapters: Sequence[Tensor]) -> list[Tensor]:
-    """Each task's features of all its training examples, computed where it keeps no such."""
+    """Each task's features of its round's examples, computed where it keeps no such."""
     asked = list(zip(tasks, adapters, strict=True))
     missing = [(task, own) for task, own in asked if task.kept_features(own) is None]
     computed = _features(
         [task for task, _ in missing],
         [own for _, own in missing],
-        [task.data.train for task, _ in missing],
+        [task.round_examples for task, _ in missing],
     )
     for (task, own), features in zip(missing, computed, strict=True):
         task.keep_features(own, features)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from pfedseq.federation import Answer, Batch, Hello, Part, Question, Score, Spli
 from pfedseq.model import shared_passes
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
-from pfedseq.seeding import numpy_generator, torch_generator
+from pfedseq.seeding import torch_generator
 
 EVALUATION_BATCH = 128
 
@@ -60,8 +60,10 @@ class ExampleTask:
         order: torch.Generator,
         dropout: torch.Generator,
         keep: Keep = _no_place,
+        drawn: Tensor | None = None,
     ) -> None:
         self.model, self.source, self.data, self._keep = model, source, data, keep
+        self._drawn = torch.arange(len(data.train)) if drawn is None else drawn
         self.batch_size, self._order, self._dropout = batch_size, order, dropout
         self._kept: tuple[Tensor, Tensor] | None = None
         self._read: tuple[Batch, Tensor, Tensor] | None = None
@@ -73,8 +75,8 @@ class ExampleTask:
 
     @property
     def num_examples(self) -> int:
-        """|D_i|."""
-        return len(self.data.train)
+        """How many the round trains on: |D_i|, or as many as were drawn for it."""
+        return len(self._drawn)
 
     def hello(self) -> Hello:
         """How many examples each split has, and the names of the classes."""
@@ -88,9 +90,8 @@ class ExampleTask:
     def batches(self, epochs: int) -> Iterator[Batch]:
         """Positions in the client's training data; a last, smaller batch is kept."""
         for _ in range(epochs):
-            yield from torch.randperm(self.num_examples, generator=self._order).split(
-                self.batch_size
-            )
+            order = torch.randperm(self.num_examples, generator=self._order)
+            yield from self._drawn[order].split(self.batch_size)
 
     def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:
         """∇_φ of the mean cross-entropy over the batch, shaped as φ: (K, D) and (H,)."""
@@ -167,13 +168,18 @@ class ExampleTask:
         return self.source.labels(self.data.train[batch.numpy()])
 
     def train_features(self, adapter: Tensor) -> Tensor:
-        """Features of all training examples under a fixed θ, computed once and kept."""
+        """Features (|D_i|, F) under a fixed θ, computed once for what the round trains on."""
         kept = self.kept_features(adapter)
         return (
             kept
             if kept is not None
-            else self.keep_features(adapter, self.features(adapter, self.data.train))
+            else self.keep_features(adapter, self.features(adapter, self.round_examples))
         )
+
+    @property
+    def round_examples(self) -> NDArray[np.int64]:
+        """The training examples that the round's batches are made of."""
+        return self.data.train[self._drawn.numpy()]
 
     def kept_features(self, adapter: Tensor) -> Tensor | None:
         """What `keep_features` was last given, if it was for this θ."""
@@ -182,9 +188,11 @@ class ExampleTask:
         return self._kept[1]
 
     def keep_features(self, adapter: Tensor, features: Tensor) -> Tensor:
-        """Remember the training examples' features under θ."""
-        self._kept = (adapter.detach(), features)
-        return features
+        """Remember the features of `round_examples` under θ, by their places in the data."""
+        by_place = features.new_full((len(self.data.train), features.shape[1]), torch.nan)
+        by_place[self._drawn.to(features.device)] = features
+        self._kept = (adapter.detach(), by_place)
+        return by_place
 
 
 @dataclass(frozen=True)
@@ -211,15 +219,21 @@ class ExampleSite:
             torch_generator(self.seed, what, self.client, t, purpose)
             for what in ("batches", "dropout")
         )
-        data = replace(self.data, train=self.train_examples(t))
         return ExampleTask(
-            self.model, self.source, data, self.batch_size, order, dropout, self.keep
+            self.model,
+            self.source,
+            self.data,
+            self.batch_size,
+            order,
+            dropout,
+            self.keep,
+            self.drawn(t),
         )
 
-    def train_examples(self, t: int) -> NDArray[np.int64]:
-        """What round t trains on: all, or so many drawn for it; before round 1 all."""
-        everything, most = self.data.train, self.examples_per_round
-        if t == 0 or most is None or most >= len(everything):
-            return everything
-        rng = numpy_generator(self.seed, "examples", self.client, t)
-        return everything[rng.permutation(len(everything))[:most]]
+    def drawn(self, t: int) -> Tensor:
+        """Places in the training data of what round t trains on; before round 1 all."""
+        everything, most = len(self.data.train), self.examples_per_round
+        if t == 0 or most is None or most >= everything:
+            return torch.arange(everything)
+        rng = torch_generator(self.seed, "examples", self.client, t)
+        return torch.randperm(everything, generator=rng)[:most]
