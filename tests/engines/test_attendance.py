@@ -100,6 +100,16 @@ def test_late_clients_are_not_asked_before_their_round():
     assert [list(clients.participants(t)) for t in (1, 2, 3)] == [[0, 1, 2]] * 2 + [[0, 1, 2, 3]]
 
 
+def test_clients_that_leave_are_not_asked_from_their_round_on():
+    conditions = FederationConfig(leaving_clients=0.25, leaving_round=3)
+    _, clients, _ = build("fedavg", conditions)
+    assert [list(clients.participants(t)) for t in (1, 2, 3)] == [[0, 1, 2, 3]] * 2 + [[1, 2, 3]]
+    both = {"late_clients": 0.5, "late_round": 9, "leaving_clients": 0.5, "leaving_round": 3}
+    _, clients, _ = build("fedavg", FederationConfig(**both))
+    asked = [list(clients.participants(t)) for t in (2, 3, 9)]
+    assert asked == [[0, 1], [0], [2, 3]], "somebody is always there"
+
+
 def test_a_newcomer_to_pfedseq_gets_the_mean_adapter_then_a_calibration():
     """Client 3 joins in round 5; the warm-up ends with round 2."""
     conditions = FederationConfig(late_clients=0.25, late_round=5)

@@ -27,11 +27,14 @@ class IntermittentClients:
         return self.clients.ids
 
     def participants(self, t: int) -> Sequence[int]:
-        """A random share of those that have joined by round t; at least one."""
-        asked = list(self.clients.participants(t))
+        """A random share of those that have joined by round t and not left; at least one."""
+        everyone = list(self.clients.participants(t))
+        late = gone = 0
         if t < self.config.late_round:
-            late = round(self.config.late_clients * len(asked))
-            asked = asked[: max(1, len(asked) - late)]
+            late = round(self.config.late_clients * len(everyone))
+        if t >= self.config.leaving_round:
+            gone = round(self.config.leaving_clients * len(everyone))
+        asked = everyone[gone : len(everyone) - late] or everyone[:1]
         if self.config.participation == 1:
             return asked
         count = max(1, round(self.config.participation * len(asked)))

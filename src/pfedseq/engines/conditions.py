@@ -22,6 +22,10 @@ class FederationConfig(BaseConfig):
         0.0, ge=0, lt=1, description="share of the clients, the last ones, that joins later"
     )
     late_round: int = Field(1, ge=1, description="first round of the late clients")
+    leaving_clients: float = Field(
+        0.0, ge=0, lt=1, description="share of the clients, the first ones, that leaves for good"
+    )
+    leaving_round: int = Field(1, ge=1, description="first round without those that leave")
     max_update_ratio: float = Field(
         100.0,
         gt=1,

@@ -1,6 +1,6 @@
 """The sequential learners: hypernetworks that read a window of updates and emit calibrations."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -25,4 +25,11 @@ class SequentialLearner(Protocol):
 
     def output_weights(self) -> list[Parameter]:
         """The part of ψ that makes the output of what was read: the last of its layers."""
+        ...
+
+    def of_client(self, client: int) -> list[tuple[Parameter, Any]]:
+        """The numbers of ψ that read or write one client's channel: parameters, and where in them.
+
+        All others are hidden, and serve all clients.
+        """
         ...

@@ -47,6 +47,13 @@ class History:
         """Add one round's Δ (N, K, D); the oldest beyond L rounds is forgotten."""
         self._rounds.append(deltas.detach())
 
+    def forget(self, client: int) -> None:
+        """Nothing of a client's updates is left."""
+        kept = [deltas.clone() for deltas in self._rounds]
+        for deltas in kept:
+            deltas[client] = 0
+        self._rounds = deque(kept, maxlen=self.max_length)
+
     def window(self) -> Tensor:
         """All rounds kept, oldest first: (K, D, L', N) with L' ≤ L, a view of (L', N, K, D)."""
         return torch.stack(tuple(self._rounds)).permute(2, 3, 0, 1)

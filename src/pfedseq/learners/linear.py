@@ -5,6 +5,8 @@ does, mixes clients, sees direction, and starts at zero: what a sequence model a
 against it.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -34,3 +36,7 @@ class LinearLearner(nn.Module):
     def output_weights(self) -> list[nn.Parameter]:
         """All there is."""
         return [self.weight]
+
+    def of_client(self, client: int) -> list[tuple[nn.Parameter, Any]]:
+        """Its row and its column."""
+        return [(self.weight, (..., client, slice(None))), (self.weight, (..., client))]

@@ -6,6 +6,7 @@ hidden state to the N clients.
 """
 
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -65,6 +66,11 @@ class LSTMLearner(nn.Module):
     def output_weights(self) -> list[nn.Parameter]:
         """The projections of the hidden states."""
         return list(self.projections.parameters())
+
+    def of_client(self, client: int) -> list[tuple[nn.Parameter, Any]]:
+        """What the first recurrent layer reads of it, and its row of the projection."""
+        read = [(lstm.weight_ih_l0, (..., client)) for lstm in self.recurrent]
+        return read + [(parameter, client) for parameter in self.projections.parameters()]
 
 
 def _last_step(recurrent: nn.Module, projection: nn.Module, rows: Tensor) -> Tensor:

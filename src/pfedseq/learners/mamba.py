@@ -12,7 +12,7 @@ starts. Normalisation is RMSNorm, as in the authors' released models.
 
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -180,6 +180,18 @@ class MambaLearner(nn.Module):
     def output_weights(self) -> list[nn.Parameter]:
         """The blocks' out-projections."""
         return [block.out_proj for block in self._blocks()]
+
+    def of_client(self, client: int) -> list[tuple[nn.Parameter, Any]]:
+        """In every block, what reads its channel of the residual stream and what adds to it."""
+        return [
+            place
+            for block in self._blocks()
+            for place in (
+                (block.norm, (..., client)),
+                (block.in_proj, (..., client)),
+                (block.out_proj, (..., client, slice(None))),
+            )
+        ]
 
     def _blocks(self) -> list[MambaBlock]:
         return cast("list[MambaBlock]", list(self.blocks))

@@ -7,6 +7,7 @@ first rounds, are filled up with zeros at the front.
 """
 
 from functools import partial
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -80,6 +81,12 @@ class MLPLearner(nn.Module):
     def output_weights(self) -> list[nn.Parameter]:
         """The last layers."""
         return [p for network in self.networks for p in list(network.parameters())[-2:]]
+
+    def of_client(self, client: int) -> list[tuple[nn.Parameter, Any]]:
+        """What the first layers read of its L steps, and its row of the last layers."""
+        steps = (..., slice(client, None, self.num_clients))
+        read = [(next(network.parameters()), steps) for network in self.networks]
+        return read + [(parameter, client) for parameter in self.output_weights()]
 
 
 def _flattened(network: nn.Module, missing: int, rows: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ client's own ω_i.
 Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, where it
 starts, that updates have a sign, and what it forgets) is named in `LearnerConfig`; docs/learner.md
 has the evidence. A client that misses a round counts as Δ = 0 in the history and not at all in
-Eq. (1); one without any update in the window, such as a newcomer, gets no ξ.
+Eq. (1); one without any update in the window, such as a newcomer, gets no ξ. One that was silent
+for `gone_after` rounds has left: history and learner forget it, and who comes back is a newcomer.
 """
 
 from collections.abc import Mapping
@@ -44,6 +45,12 @@ class PFedSeqConfig(MethodConfig, LearnerConfig):
         description="what the history holds of a client that missed a round: nothing, its last "
         "update again, or half of that",
     )
+    gone_after: int | None = Field(
+        None,
+        ge=1,
+        description="rounds without an answer after which a client is taken to have left for good, "
+        "and its place in the learner becomes a newcomer's; default: never",
+    )
 
     def advice(self, rounds: int) -> list[str]:
         """A warm-up that outlasts the run never lets the learner speak."""
@@ -59,7 +66,7 @@ class PFedSeqServer(Server):
     """Algorithm 1, the server's part."""
 
     config: PFedSeqConfig
-    persistent = ("adapters", "shared", "history", "learner", "optimizer")
+    persistent = ("adapters", "shared", "silent_rounds", "history", "learner", "optimizer")
     takes = ("delta",)
 
     def __init__(self, config: PFedSeqConfig, setup: Setup) -> None:
@@ -67,6 +74,7 @@ class PFedSeqServer(Server):
         num_clients = setup.num_clients
         self.adapters = setup.initial.adapter.expand(num_clients, -1, -1)  # θ_i (N, K, D)
         self.shared = setup.initial.adapter  # the mean adapter (K, D)
+        self.silent_rounds = self.adapters.new_zeros(num_clients, dtype=torch.int64)
         self.history = History(config.window_length)
         self.learner = CalibrationLearner(config, setup)
         self.optimizer = self.learner.optimizer()
@@ -85,6 +93,7 @@ class PFedSeqServer(Server):
         if self.history and self.config.ablation != "frozen":  # empty at t = 1
             window = self.history.window()  # Δ^{max(1, t−L) : t−1}, which made ξ^{t−1}
             step_along(self.optimizer, self.learner(window), deltas)  # Eq. (5)
+        self._give_up_places(present)
         gaps = self.config.history_gap
         self.history.append(fill_gaps(deltas, present, self.history.newest(), gaps))
         updated = self.adapters + deltas  # θ̃_i
@@ -97,6 +106,16 @@ class PFedSeqServer(Server):
             calibrations = torch.where(known, self._calibrations(), 0.0)
             self.adapters = base + calibrations  # Eq. (3)
         self.figures = self._sizes(deltas, calibrations)
+
+    def _give_up_places(self, present: Tensor) -> None:
+        """Forget who has been silent for so long that it must have left."""
+        if self.config.gone_after is None:
+            return
+        self.silent_rounds = torch.where(present, 0, self.silent_rounds + 1)
+        for i in (self.silent_rounds == self.config.gone_after).nonzero().flatten().tolist():
+            self.history.forget(i)
+            initial = CalibrationLearner(self.config, self.setup)
+            self.learner.start_anew(i, initial, self.optimizer)
 
     @torch.no_grad()
     def _calibrations(self) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -318,9 +318,9 @@ def server_state(server: Server) -> Tensors:
     return dict(_flat({name: getattr(server, name) for name in server.persistent}))
 
 
-def restore_server(server: Server, memory: Tensors) -> None:
-    """Put what `server_state` gave back in its place."""
-    for name in server.persistent:
+def restore_server(server: Server, memory: Tensors, only: Sequence[str] | None = None) -> None:
+    """Put what `server_state` gave back in its place: all that is persistent, or `only` a part."""
+    for name in only or server.persistent:
         value = getattr(server, name)
         mine = {k[len(name) + 1 :]: v for k, v in memory.items() if k.startswith(f"{name}/")}
         if isinstance(value, torch.optim.Optimizer):

@@ -34,7 +34,7 @@ def calibration_origins(folder: RunFolder) -> dict[str, Any] | None:
     setup = Setup(nothing, counts, config.run.rounds, config.run.seed)
     server = PFedSeqServer(config.method_config("pfedseq"), setup)  # type: ignore[arg-type]
     try:
-        restore_server(server, memory)
+        restore_server(server, memory, only=("history", "learner"))
     except (KeyError, ValueError, RuntimeError) as problem:
         raise InputError(
             f"the checkpoint of {folder.path} is of another kind ({problem})"
