@@ -179,7 +179,8 @@ class ExampleTask:
     @property
     def round_examples(self) -> NDArray[np.int64]:
         """The training examples that the round's batches are made of."""
-        return self.data.train[self._drawn.numpy()]
+        chosen: NDArray[np.int64] = self.data.train[self._drawn.numpy()]
+        return chosen
 
     def kept_features(self, adapter: Tensor) -> Tensor | None:
         """What `keep_features` was last given, if it was for this θ."""
