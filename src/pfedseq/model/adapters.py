@@ -120,8 +120,9 @@ class _OneProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:  # not in the first block: nothing below it is tuned
             to_inputs = gradient @ torch.addmm(weight, up, down, alpha=ctx.scale)
         tokens, gradient = inputs.flatten(0, -2), gradient.flatten(0, -2)
-        to_down = ctx.scale * ((gradient @ up).T @ tokens)
-        to_up = ctx.scale * (gradient.T @ (tokens @ down.T))
+        # Both thin factors lie wide in memory: up to five times faster than tall ones.
+        to_down = ctx.scale * ((gradient @ up.T.contiguous().T).T @ tokens)
+        to_up = ctx.scale * ((tokens @ down.T).T @ gradient).T
         return to_inputs, None, None, to_down, to_up, None
 
 
