@@ -69,7 +69,8 @@ class LSTMLearner(nn.Module):
 
     def of_client(self, client: int) -> list[tuple[nn.Parameter, Any]]:
         """What the first recurrent layer reads of it, and its row of the projection."""
-        read = [(lstm.weight_ih_l0, (..., client)) for lstm in self.recurrent]
+        of_inputs = [lstm.get_parameter("weight_ih_l0") for lstm in self.recurrent]
+        read: list[tuple[nn.Parameter, Any]] = [(weight, (..., client)) for weight in of_inputs]
         return read + [(parameter, client) for parameter in self.projections.parameters()]
 
 
