@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from pfedseq.config import dump_config, make_config
 from pfedseq.errors import InputError
 from pfedseq.experiments.statistics import mean_interval
-from pfedseq.report.page import as_script, write_page
+from pfedseq.report.page import as_script, content, write_page
 from pfedseq.report.page.content import page_content
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import Cost, RoundRecord, Scores
@@ -279,3 +280,21 @@ def test_it_fits_a_phone(browser, runs, tmp_path):
         assert browser.execute_script(wide) == [390, 390]  # nothing to scroll or zoom
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def finished(accuracies):
+    """A run of three clients, of which these were there at the last evaluation."""
+    clients = [{"name": name} for name in "abc"]
+    of = SimpleNamespace(by_client=accuracies)
+    return [SimpleNamespace(moment=(0, 4), seed=0, data={"clients": clients}, summary=of)]
+
+
+def test_a_site_that_was_absent_at_the_end_is_compared_with_nobody():
+    """Of b nothing is known with Local, of a nothing with pFedSeq: only c has both."""
+    lines = {"pfedseq": finished({1: 0.2, 2: 0.5}), "local": finished({0: 0.9, 2: 0.75})}
+    (behind,) = content._behind(lines)
+    assert (behind["client"], behind["ours"], behind["theirs"]) == ("c", 50.0, 75.0)
+    (lead,) = content._leads(lines, "pfedseq")
+    assert lead["mean"] == -25.0
+    strangers = {"pfedseq": finished({1: 0.2}), "local": finished({0: 0.9})}
+    assert content._behind(strangers) == content._leads(strangers, "pfedseq") == []

@@ -73,6 +73,15 @@ def test_every_client_of_a_run_is_listed_by_name(screen, tmp_path, monkeypatch):
     assert not any("out/adapters" in line for line in found)  # only what is there
 
 
+def test_a_site_that_was_absent_in_the_last_round_has_a_dash_and_others_their_own(screen):
+    of = summary(["pfedseq"], ["Ann", "Bo"])
+    row = replace(of.methods["pfedseq"], clients=(0, 2))
+    tables.print_results(replace(of, methods={"pfedseq": row}, clients=tuple("abc")), Path("out"))
+    rows = [line.split() for line in lines(screen)]
+    assert [r for r in rows if len(r) == 2][-3:] == [["a", "0.00"], ["b", "–"], ["c", "37.00"]]
+    assert "–: absent in the last round" in screen.getvalue()
+
+
 def test_clients_that_are_worse_off_are_named_under_the_table(screen):
     harmed = {"pfedseq": {"local": ["Ann", "Bo"], "mean_adapter": ["[Bo]"]}}
     of = summary(["pfedseq", "local"], ["Ann", "Bo"])

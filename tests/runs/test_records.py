@@ -96,6 +96,7 @@ def test_records_and_summaries_survive_json():
         assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
     summary = RunSummary({"local": summarise_run([skipped, kept])})
     assert RunSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
+    assert summary.methods["local"].by_client == {3: 0.2, 5: 0.8}
     values = summary.to_json()["methods"]["local"]
     assert values["bytes_up"] == 20
     assert values["best_on_validation"] == {"round": 2, "client_mean": pytest.approx(0.5)}

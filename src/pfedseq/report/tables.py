@@ -231,12 +231,14 @@ def _print_harm(summary: RunSummary) -> None:
 def print_each_client(summary: RunSummary) -> None:
     """Every client's accuracy with every method, as far as a terminal has room."""
     methods = dict(list(summary.methods.items())[:MOST_METHOD_COLUMNS])
-    columns = [row.test_accuracy for row in methods.values()]
+    columns = [row.by_client for row in methods.values()]
     names = summary.clients or tuple(map(str, range(len(columns[0]))))
     places = list(range(len(names)))
     caption = []
+    if any(place not in column for place in places for column in columns):
+        caption.append("–: absent in the last round")
     if len(places) > MOST_CLIENT_ROWS:
-        places = sorted(places, key=lambda place: columns[0][place])[:MOST_CLIENT_ROWS]
+        places = sorted(places, key=lambda place: columns[0].get(place, 1.0))[:MOST_CLIENT_ROWS]
         title = METHODS[next(iter(methods))].title
         caption.append(f"the {MOST_CLIENT_ROWS} worst of {len(names)} clients with {title}")
     if len(methods) < len(summary.methods):
@@ -246,7 +248,9 @@ def print_each_client(summary: RunSummary) -> None:
     for name in methods:
         table.add_column(METHODS[name].title, justify="right", no_wrap=True)
     for place in places:
-        table.add_row(escape(names[place]), *(f"{100 * column[place]:.2f}" for column in columns))
+        accuracies = (column.get(place) for column in columns)
+        shown = ("–" if a is None else f"{100 * a:.2f}" for a in accuracies)
+        table.add_row(escape(names[place]), *shown)
     _print(
         table,
         "Test accuracy in % of each client, last round",

@@ -126,6 +126,15 @@ class MethodSummary:
     """Null where no client holds validation examples."""
     best_on_test_optimistic: BestRound
     cost: Cost
+    clients: tuple[int, ...] = ()
+    """Whose `test_accuracy` is, in order: a site may be absent from the last evaluation. Empty, for
+    all, in what an older version wrote."""
+
+    @property
+    def by_client(self) -> dict[int, float]:
+        """The last round's test accuracy of each client that was evaluated then."""
+        clients = self.clients or range(len(self.test_accuracy))
+        return dict(zip(clients, self.test_accuracy, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         """One object, the costs flat in it."""
@@ -154,7 +163,7 @@ class RunSummary:
 
     methods: dict[str, MethodSummary]
     clients: tuple[str, ...] = ()
-    """The clients' names, in the order of each method's `test_accuracy`."""
+    """The names of all clients, by number."""
     harmed: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """By method, then by `local` or `fedavg` of the same run or by `mean_adapter`, the mean that
     the method personalises: the clients that it serves worse, on validation."""
@@ -269,6 +278,7 @@ def summarise_run(records: Sequence[RoundRecord]) -> MethodSummary:
                 for f in fields(Cost)
             }
         ),
+        clients=last.clients,
     )
 
 

@@ -230,14 +230,18 @@ def _extras(run: Run) -> dict[str, Any]:
 
 def _leads(lines: Mapping[str, Sequence[Run]], reference: str) -> list[dict[str, Any]]:
     """The reference method minus each other one, paired by client and seed."""
-    ours = {run.moment: run.summary.test_accuracy for run in lines[reference]}
+    ours = {run.moment: run.summary.by_client for run in lines[reference]}
     leads = []
     for label, runs in lines.items():
-        theirs = {run.moment: run.summary.test_accuracy for run in runs}
+        theirs = {run.moment: run.summary.by_client for run in runs}
         both = sorted(ours.keys() & theirs.keys())
         if label == reference or not both:
             continue
-        found = paired_interval([ours[s] for s in both], [theirs[s] for s in both])
+        tables = [[of[moment] for moment in both] for of in (ours, theirs)]
+        everywhere = set.intersection(*(set(row) for table in tables for row in table))
+        if not everywhere:
+            continue
+        found = paired_interval(*([[row[i] for i in everywhere] for row in t] for t in tables))
         leads.append(
             {
                 "title": _title(label),
@@ -262,23 +266,18 @@ def _behind(lines: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
             for run in runs:
                 if run.moment not in theirs:
                     continue
-                pairs = zip(
-                    run.data["clients"],
-                    run.summary.test_accuracy,
-                    theirs[run.moment].summary.test_accuracy,
-                    strict=True,
-                )
+                mine, reference = run.summary.by_client, theirs[run.moment].summary.by_client
                 found += [
                     {
                         "title": _title(label),
                         "than": _title(other),
                         "seed": run.seed,
-                        "client": client["name"],
-                        "ours": _points(mine),
-                        "theirs": _points(reference),
+                        "client": run.data["clients"][i]["name"],
+                        "ours": _points(mine[i]),
+                        "theirs": _points(reference[i]),
                     }
-                    for client, mine, reference in pairs
-                    if mine < reference
+                    for i in sorted(mine.keys() & reference.keys())
+                    if mine[i] < reference[i]
                 ]
     return sorted(found, key=lambda entry: entry["ours"] - entry["theirs"])
 
