@@ -182,9 +182,12 @@ def watched(command: list[str], out: Path, folder: Path) -> dict[str, float]:
     """What a federation's run takes whose processes have their FLWR_HOME in `folder`."""
     watch = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     most = 0.0
-    while watch.poll() is None:
-        most = max(most, memory(folder))
-        time.sleep(2)
+    try:
+        while watch.poll() is None:
+            most = max(most, memory(folder))
+            time.sleep(2)
+    finally:
+        watch.kill()
     if watch.returncode:
         raise SystemExit(f"the run failed: {(out / 'federation.json').read_text()}")
     return {"seconds": round_seconds(out), "mib": most}
