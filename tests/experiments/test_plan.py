@@ -1,5 +1,7 @@
 """What a plan says, against what a run then does."""
 
+from dataclasses import replace
+
 import pytest
 
 from pfedseq.config import make_config
@@ -52,34 +54,52 @@ def test_disk_is_nearly_what_is_written(both):
         assert row.disk == pytest.approx(written, rel=0.15)
 
 
-def test_time_grows_with_rounds_and_examples(monkeypatch):
-    """With a clock that only counts examples: 2 s for each trained one, 1 s for each tested."""
+@pytest.mark.parametrize("per_round", [None, 100, 16])
+def test_time_grows_with_rounds_and_examples(monkeypatch, per_round):
+    """With a clock that only counts examples: 2 s for each trained one, 1 s for each tested.
+
+    The last evaluation, which scores the mean of all, too, takes twice as long.
+    """
     seen = []
 
     def count(server, clients, rounds, after_round, every, conditions):
         sites = clients.clients.sites
-        train = sum(len(site.data.train) for site in sites)
-        test = sum(len(site.data.test) + len(site.data.validation) for site in sites)
-        seen.append((train, test))
         for t in rounds:
-            after_round(
-                planning.RoundOutcome(
-                    t, {}, 0, 0, 0.0, 0.5, float(test), round_seconds=2.0 * train + 0.5 + test
-                )
-            )
+            train = sum(len(site.drawn(t)) for site in sites)
+            test = sum(len(site.data.test) + len(site.data.validation) for site in sites)
+            seen.append(train)
+            testing = float(test) * (2 if t == 20 else 1)
+            seconds = 2.0 * train + 0.5 + testing
+            after_round(planning.RoundOutcome(t, {}, 0, 0, 0.0, 0.5, testing, seconds))
 
     monkeypatch.setattr(planning, "run_rounds", count)
-    config = make_config(CONFIG, ["run.methods=['fedavg']", "run.rounds=20"])
+    drawn = [] if per_round is None else [f"training.examples_per_round={per_round}"]
+    config = make_config(CONFIG, ["run.methods=['fedavg']", "run.rounds=20", *drawn])
     world = World.build(config)
     found = planning.plan(world, ["fedavg"], lambda *_: None)
     (row,) = found.methods
-    assert max(train for train, _ in seen) < found.training_examples / 4  # only a few were measured
-    assert row.training_seconds == pytest.approx(20 * 2 * found.training_examples)
+    trained = sum(min(len(c.train), per_round or 9999) for c in world.data.clients)
+    assert found.training_examples == trained
+    if per_round == 16:
+        assert set(seen) == {48}, "so short a round is measured whole"
+    else:
+        assert max(seen) < trained / 2, "only a few were measured"
+    assert row.training_seconds == pytest.approx(20 * 2 * trained)
     assert row.server_seconds == pytest.approx(20 * 0.5)
-    assert row.evaluate_seconds == pytest.approx(7 * found.evaluated_examples)
+    assert row.evaluate_seconds == pytest.approx((7 + 1) * found.evaluated_examples)
+    assert row.saving_seconds > 0
+    assert replace(found, startup_seconds=5.0).seconds == pytest.approx(row.seconds + 5)
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(1, 10), (2, 20 + 10), (3, 30 + 20 + 20)])
+def test_the_last_evaluation_is_that_of_the_last_round(rounds, expected):
+    """Round t takes 10 t s: of three, two are as the second; of two, one is as the first."""
+    outcomes = [planning.RoundOutcome(t, {}, 0, 0, 0.0, 0.0, 10.0 * t, 0.0) for t in (1, 2, 3)]
+    assert planning._evaluate_seconds(outcomes, rounds, every=1) == pytest.approx(expected)
 
 
 def test_a_growing_window_is_followed_until_it_is_full():
-    """1 s at one round, 3 s at three: 1 + 2 + 3 + 3 + 3."""
-    assert planning._growing_seconds(1.0, 3.0, 3, 5) == pytest.approx(12)
-    assert planning._growing_seconds(1.0, 1.0, 1, 4) == pytest.approx(4)
+    """Nothing to look back on in round 1; then 1 s for a window of one, 3 s for the full three."""
+    assert planning._growing_seconds(0.5, 1.0, 3.0, 3, 6) == pytest.approx(0.5 + 1 + 2 + 3 + 3 + 3)
+    assert planning._growing_seconds(0.5, 1.0, 1.0, 1, 4) == pytest.approx(3.5)
+    assert planning._growing_seconds(0.5, 1.0, 3.0, 3, 1) == pytest.approx(0.5)

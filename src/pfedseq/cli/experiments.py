@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -139,12 +141,15 @@ def plan(
 
     - `pfedseq plan cifar100 --method pfedseq --method perada --device cuda`
     """
+    start = time.perf_counter()
     from pfedseq.config import load_config
     from pfedseq.experiments.plan import plan as make_plan
+    from pfedseq.experiments.plan import startup_seconds
     from pfedseq.report.experiments import print_plan
     from pfedseq.report.progress import StepDisplay
     from pfedseq.runs.world import World
 
+    loading = time.perf_counter() - start
     values = assignments(overrides, rounds, None, device)
     if method:
         names = ", ".join(f'"{name}"' for name in method)
@@ -152,7 +157,7 @@ def plan(
     checked = load_config(config, values)
     with StepDisplay() as display:
         found = make_plan(World.build(checked), checked.run.methods, display.report)
-    print_plan(found)
+    print_plan(replace(found, startup_seconds=loading + startup_seconds(checked)))
 
 
 def tune(

@@ -2,29 +2,32 @@
 
 Each method really runs three short rounds (the first, the second and the last) on a few batches of
 every client, which is scaled up by the number of examples. What does not depend on the examples,
-the server's work and the messages, is measured as it is; a history of updates is filled before the
-last round, so that the learner's longest window is among what is measured.
+the server's work and the checkpoints, is measured as it is; a history of updates is filled before
+the last round, so that the learner's longest window is among what is measured.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
-from numpy.typing import NDArray
-
-from pfedseq.data.dataset import ClientData
+from pfedseq.config import Config
 from pfedseq.engines.rounds import RoundOutcome, run_rounds
 from pfedseq.engines.states import MemoryStates
 from pfedseq.federation import Server, Tensors
 from pfedseq.learners.history import History
-from pfedseq.runs.checkpoint import server_state
+from pfedseq.model.task import ExampleSite
+from pfedseq.runs.checkpoint import Checkpoints, server_state
 from pfedseq.runs.world import World
 
-BATCHES = 3
+BATCHES = 4
 """How many batches of each client are measured, on average."""
-TEST_EXAMPLES = 64
+TEST_EXAMPLES = 128
 """How many test examples of each client are measured, on average."""
 SLOTS = 2
 """Checkpoints that are kept of a method."""
@@ -39,6 +42,8 @@ class MethodPlan:
     """At the clients, by the clock on the wall."""
     server_seconds: float
     evaluate_seconds: float
+    saving_seconds: float
+    """Of all checkpoints."""
     bytes_up: int
     bytes_down: int
     server_memory: int
@@ -49,7 +54,8 @@ class MethodPlan:
     @property
     def seconds(self) -> float:
         """By the clock on the wall."""
-        return self.training_seconds + self.server_seconds + self.evaluate_seconds
+        at_work = self.training_seconds + self.server_seconds + self.evaluate_seconds
+        return at_work + self.saving_seconds
 
 
 @dataclass(frozen=True)
@@ -60,17 +66,23 @@ class Plan:
     evaluations: int
     num_clients: int
     training_examples: int
-    """Of all clients; each is seen once an epoch."""
+    """Of all clients in a round; each is seen once an epoch."""
     evaluated_examples: int
     """Of all clients, validation and test, at each evaluation."""
     unit: str
     methods: tuple[MethodPlan, ...]
+    startup_seconds: float = 0.0
+    """Before the first round: loading the program, the data and the backbone."""
+
+    @property
+    def seconds(self) -> float:
+        """By the clock on the wall."""
+        return self.startup_seconds + sum(row.seconds for row in self.methods)
 
 
 def plan(world: World, methods: Sequence[str], report: Callable[[str, int, int], None]) -> Plan:
     """Measure each method for a moment; `report` hears how far it is."""
     run = world.config.run
-    clients = world.data.clients
     small = _reduced(world)
     _measure(small, "local")  # what happens once in a process is not a method's
     plans = []
@@ -81,29 +93,36 @@ def plan(world: World, methods: Sequence[str], report: Callable[[str, int, int],
     return Plan(
         run.rounds,
         _evaluations(run.rounds, run.evaluate_every),
-        len(clients),
-        sum(len(client.train) for client in clients),
-        _num_evaluated(clients),
+        len(world.sites),
+        _num_trained(world),
+        _num_evaluated(world),
         world.data.examples.unit,
         tuple(plans),
     )
 
 
+def startup_seconds(config: Config) -> float:
+    """How long loading data and backbone takes, once all that is made only once is there."""
+    start = time.perf_counter()
+    World.build(config)
+    return time.perf_counter() - start
+
+
 def _plan_method(world: World, small: World, name: str) -> MethodPlan:
     run = world.config.run
-    (first, second, last), server, states = _measure(small, name)
+    found = _measure(small, name)
+    first, second, last = found.outcomes
     rounds = run.rounds
 
     def total(of: Callable[[RoundOutcome], float]) -> float:
         """Over all rounds: the first two may do what no other does, all others are as the last."""
         return sum([of(first), of(second), *[of(last)] * max(0, rounds - 2)][:rounds])
 
-    history = _history_of(server)
+    history = _history_of(found.server)
     scale = _num_trained(world) / _num_trained(small)
-    evaluated = _num_evaluated(world.data.clients) / _num_evaluated(small.data.clients)
-    evaluate_seconds = (second.evaluate_seconds + last.evaluate_seconds) / 2
-    memory = _size(server_state(server))
-    clients_memory = sum(_size(state) for state in states)
+    evaluated = _num_evaluated(world) / _num_evaluated(small)
+    memory = _size(server_state(found.server))
+    clients_memory = sum(_size(state) for state in found.states)
     model = world.model.initial
     personal = _size({"adapter": model.adapter, "head": model.head}) * len(world.sites)
     return MethodPlan(
@@ -112,9 +131,14 @@ def _plan_method(world: World, small: World, name: str) -> MethodPlan:
         server_seconds=total(lambda outcome: outcome.server_seconds)
         if history is None
         else _growing_seconds(
-            second.server_seconds, last.server_seconds, history.max_length, rounds
+            first.server_seconds,
+            second.server_seconds,
+            last.server_seconds,
+            history.max_length,
+            rounds,
         ),
-        evaluate_seconds=evaluated * evaluate_seconds * _evaluations(rounds, run.evaluate_every),
+        evaluate_seconds=evaluated * _evaluate_seconds(found.outcomes, rounds, run.evaluate_every),
+        saving_seconds=found.saving_seconds * ceil(rounds / run.checkpoint_every),
         bytes_up=round(total(lambda outcome: outcome.bytes_up)),
         bytes_down=round(total(lambda outcome: outcome.bytes_down)),
         server_memory=memory,
@@ -122,19 +146,39 @@ def _plan_method(world: World, small: World, name: str) -> MethodPlan:
     )
 
 
-def _measure(small: World, name: str) -> tuple[list[RoundOutcome], Server, list[Tensors]]:
-    """Rounds 1, 2 and the last, the last with a full history."""
-    states = MemoryStates()
-    server, clients = small.start(name, states)
+class _Measured(NamedTuple):
+    outcomes: list[RoundOutcome]
+    """Of rounds 1, 2 and the last, the last with a full history."""
+    server: Server
+    states: list[Tensors]
+    saving_seconds: float
+    """Of the last checkpoint."""
+
+
+def _measure(small: World, name: str) -> _Measured:
     outcomes: list[RoundOutcome] = []
-    conditions = small.config.federation
-    run_rounds(server, clients, range(1, 3), outcomes.append, 1, conditions)
-    history = _history_of(server)
-    while history is not None and len(history) < history.max_length:
-        history.append(history.window()[:, :, -1].permute(2, 0, 1))  # Δ^t (N, K, D) once more
-    last = max(3, small.config.run.rounds)
-    run_rounds(server, clients, range(last, last + 1), outcomes.append, 1, conditions)
-    return outcomes, server, [states.get(i) for i in clients.ids]
+    seconds = 0.0
+    with TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(Path(folder), MemoryStates(), small.made_with(name))
+        server, clients = small.start(name, checkpoints.states)
+
+        def after_round(outcome: RoundOutcome) -> None:
+            nonlocal seconds
+            outcomes.append(outcome)
+            start = time.perf_counter()
+            checkpoints.save(outcome.t, server)
+            seconds = time.perf_counter() - start
+
+        conditions = small.config.federation
+        run_rounds(server, clients, range(1, 3), after_round, 1, conditions)
+        history = _history_of(server)
+        while history is not None and len(history) < history.max_length:
+            history.append(history.window()[:, :, -1].permute(2, 0, 1))  # Δ^t (N, K, D) once more
+        last = max(3, small.config.run.rounds)
+        run_rounds(server, clients, range(last, last + 1), after_round, 1, conditions)
+        return _Measured(
+            outcomes, server, [checkpoints.states.get(i) for i in clients.ids], seconds
+        )
 
 
 def _history_of(server: Server) -> History | None:
@@ -143,33 +187,40 @@ def _history_of(server: Server) -> History | None:
     return history if isinstance(history, History) else None
 
 
-def _growing_seconds(short: float, full: float, length: int, rounds: int) -> float:
-    """A server whose work grows with its window from 1 round to L."""
+def _growing_seconds(first: float, short: float, full: float, length: int, rounds: int) -> float:
+    """A server whose work grows with its window: of 1 round in round 2, of L from L + 1 on."""
     step = (full - short) / max(1, length - 1)
-    return sum(short + step * (min(t, length) - 1) for t in range(1, rounds + 1))
+    windows = [min(t - 1, length) for t in range(2, rounds + 1)]
+    return first + sum(short + step * (window - 1) for window in windows)
+
+
+def _evaluate_seconds(outcomes: Sequence[RoundOutcome], rounds: int, every: int) -> float:
+    """The last evaluation may do more than the others: it scores the mean of all, too."""
+    seconds = {outcome.t: outcome.evaluate_seconds for outcome in outcomes}
+    ordinary = seconds[1 if rounds == 2 else 2]
+    return ordinary * (_evaluations(rounds, every) - 1) + seconds[rounds]
 
 
 def _reduced(world: World) -> World:
     """The same world with a few batches of every client, in proportion to what it has."""
     batch, number = world.config.training.batch_size, len(world.sites)
-    clients = world.data.clients
     train = min(1.0, BATCHES * batch * number / _num_trained(world))
-    test = min(1.0, TEST_EXAMPLES * number / max(1, _num_evaluated(clients)))
+    test = min(1.0, TEST_EXAMPLES * number / max(1, _num_evaluated(world)))
 
-    def some(indices: NDArray, part: float, unit: int) -> NDArray:  # type: ignore[type-arg]
-        return indices[: ceil(part * len(indices) / unit) * unit]
-
-    def cut(client: ClientData) -> ClientData:
-        return replace(
-            client,
-            train=some(client.train, train, batch),
-            validation=some(client.validation, test, 1),
-            test=some(client.test, test, 1),
+    def cut(site: ExampleSite) -> ExampleSite:
+        data, few = site.data, ceil(train * len(site.drawn(1)) / batch) * batch
+        data = replace(
+            data,
+            validation=data.validation[: ceil(test * len(data.validation))],
+            test=data.test[: ceil(test * len(data.test))],
         )
+        if site.examples_per_round is not None:
+            return replace(site, data=data, examples_per_round=few)
+        return replace(site, data=replace(data, train=data.train[:few]))
 
-    less = tuple(map(cut, clients))
-    sites = tuple(replace(site, data=data) for site, data in zip(world.sites, less, strict=True))
-    return replace(world, data=replace(world.data, clients=less), sites=sites)
+    sites = tuple(map(cut, world.sites))
+    less = replace(world.data, clients=tuple(site.data for site in sites))
+    return replace(world, data=less, sites=sites)
 
 
 def _training_seconds(outcome: RoundOutcome) -> float:
@@ -182,12 +233,12 @@ def _evaluations(rounds: int, every: int) -> int:
 
 
 def _num_trained(world: World) -> int:
-    """In a round, by all clients."""
+    """Examples of a round, seen once an epoch."""
     return sum(len(site.drawn(1)) for site in world.sites)
 
 
-def _num_evaluated(clients: Sequence[ClientData]) -> int:
-    return sum(len(client.test) + len(client.validation) for client in clients)
+def _num_evaluated(world: World) -> int:
+    return sum(len(site.data.test) + len(site.data.validation) for site in world.sites)
 
 
 def _size(tensors: Tensors) -> int:

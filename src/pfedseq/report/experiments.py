@@ -178,7 +178,10 @@ def print_plan(plan: Plan) -> None:
     )
     table = Table(box=SIMPLE, padding=0, collapse_padding=True)
     table.add_column("method")
-    for heading in ("time", "clients", "server", "testing", "up", "down", "server\nmemory", "disk"):
+    for heading in (
+        *("time", "clients", "server", "testing", "saving"),
+        *("up", "down", "server\nmemory", "disk"),
+    ):
         table.add_column(heading, justify="right")
     for row in plan.methods:
         table.add_row(
@@ -187,16 +190,18 @@ def print_plan(plan: Plan) -> None:
             minutes(row.training_seconds),
             minutes(row.server_seconds),
             minutes(row.evaluate_seconds),
+            minutes(row.saving_seconds),
             size(row.bytes_up),
             size(row.bytes_down),
             size(row.server_memory),
             size(row.disk),
         )
     console.print(table)
-    seconds = sum(row.seconds for row in plan.methods)
     disk = sum(row.disk for row in plan.methods)
     console.print(
-        f"In all {minutes(seconds)} on this machine, as busy as it is now; {size(disk)} on disk."
+        f"In all {minutes(plan.seconds)} on this machine, as busy as it is now, "
+        f"{minutes(plan.startup_seconds)} of it to start; {size(disk)} on disk.",
+        soft_wrap=True,
     )
 
 
