@@ -4,11 +4,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pfedseq.cli import app
 from pfedseq.config import make_config
 from pfedseq.errors import InputError
-from pfedseq.report.tracking import Tracking, open_tracking, tracked_values
+from pfedseq.report import tracking as tracking_module
+from pfedseq.report.tracking import Tracking, open_tracking, tracked, tracked_values
 from pfedseq.runs.records import Cost, RoundRecord, Scores
+from pfedseq.runs.sweep import Entry
 
 SCORES = Scores(0.5, 0.4, 0.1, 0.2, None, 1.5, (0,), (0.5,), (1.5,), (None,), (None,))
 COST = Cost(10, 20, 1.0, 0.5, 0.1, 0.9)
@@ -87,3 +91,49 @@ def test_what_is_unknown_or_missing_is_refused_before_the_run(monkeypatch, tmp_p
     monkeypatch.setitem(sys.modules, "mlflow", None)  # as if it were not installed
     with pytest.raises(InputError, match=r"pip install pfedseq\[mlflow\]"):
         open_tracking("mlflow", CONFIG, tmp_path, refuse)
+
+
+def test_each_run_of_a_sweep_has_a_tracker_of_its_own(monkeypatch, tmp_path):
+    """It hears its own rounds, after the display; the next run, or a fault, closes it."""
+    heard = []
+
+    class Noting:
+        def __init__(self, config, folder):
+            self.place = str(folder.relative_to(tmp_path))
+
+        def log(self, method, t, values):
+            heard.append((self.place, t))
+
+        def close(self):
+            heard.append((self.place, "closed"))
+
+    monkeypatch.setitem(tracking_module.TRACKERS, "noting", Noting)
+    entries = [Entry("fedavg/seed_0", CONFIG), Entry("fedavg/seed_1", CONFIG)]
+
+    def announce(entry):
+        return lambda record: heard.append(("shown", record.round))
+
+    def play():
+        with tracked(announce, "noting", entries, tmp_path, refuse) as both:
+            for entry in entries:
+                listen = both(entry)
+                listen(ROUNDS[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play()
+    one, other = "fedavg/seed_0", "fedavg/seed_1"
+    assert heard[1:] == [
+        *(("shown", 1), (one, 1), (one, "closed")),
+        *(("shown", 1), (other, 1), (other, "closed")),
+    ]
+    with tracked(announce, None, entries, tmp_path, refuse) as plain:
+        assert plain is announce
+
+
+@pytest.mark.parametrize("command", [["compare", "demo"], ["reproduce", "table1"]])
+def test_a_sweep_refuses_an_unknown_tracker_before_its_first_run(command, tmp_path):
+    asked = [*command, "--out", str(tmp_path / "new"), "--track", "wandb", "--seeds", "0"]
+    with pytest.raises(InputError, match="choose tensorboard or mlflow"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert not (tmp_path / "new").exists()

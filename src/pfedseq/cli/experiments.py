@@ -14,9 +14,11 @@ from pfedseq.cli.options import (
     Device,
     Overrides,
     Rounds,
+    Track,
     assignments,
     interruptible,
     numbers,
+    tell,
     tell_once,
     words,
 )
@@ -49,6 +51,7 @@ def reproduce(
     rounds: Rounds = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default runs/reproduce-PRESET.")] = None,
     device: Device = None,
+    track: Track = None,
     overrides: Overrides = None,
 ) -> None:
     """Make a table or figure of the paper, our numbers beside the paper's.
@@ -78,6 +81,7 @@ def reproduce(
     from pfedseq.report.experiments import print_experiments, print_made, print_sheet
     from pfedseq.report.figures import draw_curves
     from pfedseq.report.progress import SequenceDisplay, StepDisplay
+    from pfedseq.report.tracking import tracked
 
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     folder = out or Path("runs") / f"reproduce-{stem}"
@@ -107,9 +111,13 @@ def reproduce(
         return
     problems = {}
     if not finished:
-        bars = SequenceDisplay(len(reproduction.entries()), reproduction.runs)
-        with interruptible("the same command goes on"), bars as display:
-            problems = run_missing(reproduction, display.announce, draw_curves, tell_once())
+        entries, runs = reproduction.entries(), reproduction.runs
+        with (
+            interruptible("the same command goes on"),
+            SequenceDisplay(len(entries), runs) as display,
+            tracked(display.announce, track, entries, runs, tell) as announce,
+        ):
+            problems = run_missing(reproduction, announce, draw_curves, tell_once())
     sheet = collect(reproduction)
     if not any(cell.ours for column in sheet.columns for cell in column.cells):
         raise InputError(f"{folder} holds no finished run of {name} yet")

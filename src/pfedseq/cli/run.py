@@ -93,6 +93,7 @@ def compare(
         Path | None, typer.Option(help="Folder of all runs; default runs/compare-NAME.")
     ] = None,
     device: Device = None,
+    track: Track = None,
     overrides: Overrides = None,
 ) -> None:
     """Run methods over seeds on the same partitions and initial weights, in one table.
@@ -104,6 +105,8 @@ def compare(
     - `pfedseq compare demo --methods pfedseq,local,fedavg,fedrep --seeds 0,1,2`
 
     - `pfedseq compare demo --methods all --seeds 0 --rounds 10`
+
+    - `pfedseq compare demo --track tensorboard`, then `tensorboard --logdir runs/compare-demo`
     """
     from pfedseq.config import load_config
     from pfedseq.methods import METHODS, find_method
@@ -111,6 +114,7 @@ def compare(
     from pfedseq.report.figures import draw_comparison, draw_curves
     from pfedseq.report.progress import SequenceDisplay
     from pfedseq.report.tables import print_comparison
+    from pfedseq.report.tracking import tracked
     from pfedseq.runs.folder import RunFolder
     from pfedseq.runs.sweep import methods_by_seeds, sweep
 
@@ -123,9 +127,12 @@ def compare(
     checked = load_config(config, assignments(overrides, rounds, None, device))
     folder = out or Path("runs") / f"compare-{checked.run.name}"
     entries = methods_by_seeds(checked, names, seed_numbers)
-    again = interruptible("the same command goes on")
-    with again, SequenceDisplay(len(entries), folder) as display:
-        sweep(entries, folder, display.announce, draw_curves, tell_once())
+    with (
+        interruptible("the same command goes on"),
+        SequenceDisplay(len(entries), folder) as display,
+        tracked(display.announce, track, entries, folder, tell) as announce,
+    ):
+        sweep(entries, folder, announce, draw_curves, tell_once())
     runs = {name: [RunFolder(folder / name / f"seed_{s}") for s in seed_numbers] for name in names}
     rows = compare_runs(runs)
     write_comparison(rows, seed_numbers, folder / "comparison.json")

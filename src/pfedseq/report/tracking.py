@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,10 @@ from pfedseq.config import Config
 from pfedseq.errors import InputError
 from pfedseq.runs.identity import config_values
 from pfedseq.runs.records import RoundRecord
+from pfedseq.runs.run import Listener, Tell
+from pfedseq.runs.sweep import Entry
+
+Announce = Callable[[Entry], Listener | None]
 
 MLFLOW_EXPERIMENT = "pfedseq"
 
@@ -126,6 +131,39 @@ def open_tracking(kind: str, config: Config, folder: Path, tell: Callable[[str],
     if kind not in TRACKERS:
         raise InputError(f"--track {kind!r} is unknown: choose {' or '.join(TRACKERS)}")
     return Tracking(TRACKERS[kind](config, folder), tell)
+
+
+@contextmanager
+def tracked(
+    announce: Announce, kind: str | None, entries: Sequence[Entry], out: Path, tell: Tell
+) -> Iterator[Announce]:
+    """A sweep's `announce`, whose runs are also sent to the tracker `kind`, where one is named."""
+    if kind is None or not entries:
+        yield announce
+        return
+
+    def tracking_of(entry: Entry) -> Tracking:
+        return open_tracking(kind, entry.config, entry.folder(out).path, tell)
+
+    current = tracking_of(entries[0])  # what is missing is better missed before the first run
+
+    def both(entry: Entry) -> Listener:
+        nonlocal current
+        current.close()
+        current = tracking = tracking_of(entry)
+        show = announce(entry)
+
+        def listen(record: RoundRecord) -> None:
+            if show is not None:
+                show(record)
+            tracking.log(record)
+
+        return listen
+
+    try:
+        yield both
+    finally:
+        current.close()
 
 
 def tracked_values(record: RoundRecord) -> dict[str, float]:
