@@ -54,6 +54,23 @@ def test_the_others_calibrations_stay_as_they_were(which):
     assert after[GONE].abs().max() == 0, "a newcomer starts as everybody did"
 
 
+@pytest.mark.parametrize("which", EXACT)
+def test_a_clients_own_numbers_are_those_that_the_others_can_do_without(which):
+    """Without it in the window the others' ξ depend on all numbers but these."""
+    learner, _, optimizer = learnt(**EXACT[which])
+    optimizer.zero_grad()
+    learner(window_without(GONE))[OTHERS].square().sum().backward()
+    for name, parameter in learner.named_parameters():
+        own = torch.zeros_like(parameter, dtype=torch.bool)
+        for owned, where in learner.model.of_client(GONE):
+            if owned is parameter:
+                own[where] = True
+        idle = parameter.grad == 0
+        if which == "MLP":  # units that no row wakes are idle, too
+            idle &= own
+        assert torch.equal(idle, own), name
+
+
 def test_a_second_block_loses_only_what_the_first_wrote_into_the_channel():
     """With nothing written there by the first block, the others stay as they were."""
     learner, initial, optimizer = learnt()
