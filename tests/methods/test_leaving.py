@@ -1,15 +1,19 @@
 """A client of pFedSeq that leaves for good, and comes back as a newcomer."""
 
+import copy
+
 import pytest
 import torch
 
 from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.engines.local import LocalClients
+from pfedseq.federation import Setup
 from pfedseq.learners.calibration import CalibrationLearner
 from pfedseq.methods import METHODS
 from pfedseq.runs.checkpoint import Checkpoints
 from tests.engines.absences import CENTERS, SIZES, assert_same, memories
+from tests.engines.digits_task import digits_federation
 from tests.toys import make_setup, quadratic_federation
 
 LEAVER, LEAVES, RETURNS, ROUNDS = 2, 4, 8, 9
@@ -80,3 +84,26 @@ def test_a_run_that_is_cut_off_meanwhile_goes_on_alike(cut, tmp_path):
     assert Checkpoints(tmp_path, engine.states, {}).load(server, torch.device("cpu"), print) == cut
     run(server, clients, range(cut + 1, ROUNDS + 1))
     assert_same(memories(server, engine), memories(whole[0], whole[2]))
+
+
+@pytest.mark.parametrize(("learner_lr", "at_most"), [(1e-4, 0.01), (1e-3, 0.1)])
+def test_of_two_blocks_the_others_lose_little(learner_lr, at_most):
+    """Whoever of ten clients that read digits leaves after 20 rounds."""
+    method, sites = METHODS["pfedseq"], digits_federation(10)
+    sizes = {"warmup_rounds": 3, "max_sequence_length": 10, "learner_lr": learner_lr}
+    config = method.config(lr=0.3, **sizes)
+    examples = tuple(site.task(1, "train").num_examples for site in sites)
+    setup = Setup(sites[0].task(1, "train").initial, examples, 20, seed=0)
+    server = method.server(config, setup)
+    run(server, LocalClients(method.client, config, sites), range(1, 21))
+    lost = []
+    for gone in range(10):
+        learner, others = copy.deepcopy(server.learner), [i for i in range(10) if i != gone]
+        window = server.history.window().clone()
+        window[..., gone] = 0
+        with torch.no_grad():
+            before = learner(window)[others]
+            learner.start_anew(gone, CalibrationLearner(config, setup), learner.optimizer())
+            lost.append(float((learner(window)[others] - before).norm() / before.norm()))
+    print(f"learner_lr {learner_lr:g}: at most {100 * max(lost):.2f} % of the others' calibrations")
+    assert 0 < max(lost) < at_most
