@@ -11,24 +11,21 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.passing import PassingClients
 from pfedseq.federation import Client, Clients, Reply, Tensors
 from pfedseq.seeding import torch_generator
 
 
-class IntermittentClients:
+class IntermittentClients(PassingClients):
     """The clients of an engine, of which only some are there; all of them are evaluated."""
 
     def __init__(self, clients: Clients, config: FederationConfig, seed: int) -> None:
-        self.clients, self.config, self.seed = clients, config, seed
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """All there are."""
-        return self.clients.ids
+        super().__init__(clients)
+        self.config, self.seed = config, seed
 
     def participants(self, t: int) -> Sequence[int]:
         """A random share of those that have joined by round t and not left; at least one."""
-        everyone = list(self.clients.participants(t))
+        everyone = list(super().participants(t))
         late = gone = 0
         if t < self.config.late_round:
             late = round(self.config.late_clients * len(everyone))
@@ -44,9 +41,9 @@ class IntermittentClients:
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Pass on what reaches a client that is still there; the others do nothing."""
         if step in Client.reading_steps:
-            return self.clients.call(step, t, down)
+            return super().call(step, t, down)
         there = {i: tensors for i, tensors in down.items() if not self.vanishes(t, i)}
-        return self.clients.call(step, t, there)
+        return super().call(step, t, there)
 
     def vanishes(self, t: int, i: int) -> bool:
         """Whether client i receives in round t and is not heard of until the next one."""

@@ -13,12 +13,13 @@ nearest, so neither tiny nor huge updates are lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from pfedseq.engines.passing import PassingClients
 from pfedseq.federation import Client, Clients, Reply, Tensors
 from pfedseq.params import Params
 
@@ -108,24 +109,16 @@ def _fits(other: Tensor | None, tensor: Tensor) -> bool:
     return other is not None and (other.shape, other.dtype) == (tensor.shape, tensor.dtype)
 
 
-class UnpackedClients:
+class UnpackedClients(PassingClients):
     """The clients of an engine, whose replies are float32 again."""
 
     def __init__(self, clients: Clients, initial: Params) -> None:
-        self.clients, self.initial = clients, initial
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """Those of the engine."""
-        return self.clients.ids
-
-    def participants(self, t: int) -> Sequence[int]:
-        """Those of the engine."""
-        return self.clients.participants(t)
+        super().__init__(clients)
+        self.initial = initial
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Pass the call on and unpack what comes back; who was not asked is for the screening."""
-        replies = self.clients.call(step, t, down)
+        replies = super().call(step, t, down)
         if step in Client.reading_steps:
             return replies
         return {

@@ -10,12 +10,13 @@ gained from a round that leaves clients out: the server knows whom it asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from pydantic import Field
 
 from pfedseq.base_config import BaseConfig
+from pfedseq.engines.passing import PassingClients
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, Clients, Reply, Tensors
 from pfedseq.seeding import torch_generator
@@ -53,7 +54,7 @@ class PrivacyConfig(BaseConfig):
         return float(epsilon)
 
 
-class PrivateClients:
+class PrivateClients(PassingClients):
     """The clients of an engine, whose updates are clipped and noised before anyone sees them.
 
     The noise is drawn from the run's seed, so that a run can be repeated and resumed: this
@@ -62,20 +63,12 @@ class PrivateClients:
     """
 
     def __init__(self, clients: Clients, config: PrivacyConfig, seed: int) -> None:
-        self.clients, self.config, self.seed = clients, config, seed
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """Those of the engine."""
-        return self.clients.ids
-
-    def participants(self, t: int) -> Sequence[int]:
-        """Those of the engine."""
-        return self.clients.participants(t)
+        super().__init__(clients)
+        self.config, self.seed = config, seed
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Pass the call on; what comes back of it is clipped and noised."""
-        replies = self.clients.call(step, t, down)
+        replies = super().call(step, t, down)
         if step in Client.reading_steps:
             return replies
         return {i: self._private(step, t, i, reply, down[i]) for i, reply in replies.items()}

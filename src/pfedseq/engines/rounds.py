@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.passing import PassingClients
 from pfedseq.engines.payload import UnpackedClients
 from pfedseq.engines.screening import ScreenedClients
 from pfedseq.federation import Clients, Reply, Server, Tensors
@@ -34,30 +35,21 @@ class RoundOutcome:
     """`Server.figures`."""
 
 
-class MeteredClients:
+class MeteredClients(PassingClients):
     """Counts the seconds, and the bytes of the tensors as they are sent.
 
     Those are the bytes of a serialised message without the header that names them.
     """
 
     def __init__(self, clients: Clients) -> None:
-        self.clients = clients
+        super().__init__(clients)
         self.bytes_up = self.bytes_down = 0
         self.client_seconds = self.waiting_seconds = 0.0
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """Those of the engine."""
-        return self.clients.ids
-
-    def participants(self, t: int) -> Sequence[int]:
-        """Those of the engine."""
-        return self.clients.participants(t)
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Pass the call on and take its measure."""
         start = time.perf_counter()
-        replies = self.clients.call(step, t, down)
+        replies = super().call(step, t, down)
         self.waiting_seconds += time.perf_counter() - start
         self.bytes_down += sum(map(_size, down.values()))
         self.bytes_up += sum(_size(reply.tensors) for reply in replies.values())

@@ -6,13 +6,14 @@ The round goes on as if a client whose reply is refused were absent.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 
 import torch
 
 from pfedseq.engines.answer import CLIENT, DIVERGED, ROUND
 from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.passing import PassingClients
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, Clients, Reply, Server, Tensors
 
@@ -20,28 +21,20 @@ FEWEST_FOR_A_MEDIAN = 3
 """Of two updates nobody can say which is the absurd one."""
 
 
-class ScreenedClients:
+class ScreenedClients(PassingClients):
     """The clients of an engine, without the replies that `server` must not see."""
 
     def __init__(self, clients: Clients, server: Server, config: FederationConfig) -> None:
-        self.clients, self.server, self.config = clients, server, config
+        super().__init__(clients)
+        self.server, self.config = server, config
         self.answered: set[int] = set()
         """Clients whose training was taken in."""
         self.refused: dict[int, str] = {}
         """Why, by client."""
 
-    @property
-    def ids(self) -> Sequence[int]:
-        """Those of the engine."""
-        return self.clients.ids
-
-    def participants(self, t: int) -> Sequence[int]:
-        """Those of the engine."""
-        return self.clients.participants(t)
-
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Pass the call on and keep the replies that are sound."""
-        replies = self.clients.call(step, t, down)
+        replies = super().call(step, t, down)
         if step in Client.reading_steps:
             return replies
         expected = self.server.expected(step)
