@@ -132,11 +132,16 @@ def test_a_saved_adapter_gives_the_same_logits_in_peft(adapter, notes, bert, tmp
     tokens = BertTokenizerFast.from_pretrained(bert)(
         [examples.texts[i] for i in chosen], padding=True, return_tensors="pt"
     )
-    with safe_open(places[0] / "head.safetensors", "pt") as head, torch.no_grad():
-        assert json.loads(head.metadata()["class_names"]) == ["food", "sky", "sport"]
+    about = json.loads((places[0] / "personal_model.json").read_text())
+    assert about["class_names"] == ["food", "sky", "sport"]
+    assert (about["client"], about["method"]) == ("anna", "fedavg")
+    assert about["num_train"] == len(world.data.clients[0].train)
+    assert about["backbone"] == {"name": str(bert)}
+    with safe_open(places[0] / "adapter_model.safetensors", "pt") as saved, torch.no_grad():
+        head = [saved.get_tensor(f"base_model.model.classifier.{x}") for x in ("weight", "bias")]
         outputs, lengths = loaded(**tokens).last_hidden_state, tokens["attention_mask"].sum(1)
         features = torch.stack([o[:n].mean(0) for o, n in zip(outputs, lengths, strict=True)])
-        theirs = linear(features, head.get_tensor("weight"), head.get_tensor("bias"))
+        theirs = linear(features, *head)
     inputs = world.sites[0].source.inputs(chosen)
     ours = world.model.classify(phi.head, world.model.features(phi.adapter, inputs))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

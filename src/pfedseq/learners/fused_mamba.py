@@ -169,7 +169,7 @@ def fused_mamba() -> FusedMamba | None:
     if wanted == "off":
         return None
     if wanted not in ("auto", *VARIANTS):
-        raise InputError(f"{_VARIABLE} is {wanted!r}; use one of auto, off, {', '.join(VARIANTS)}.")
+        raise InputError(f"{_VARIABLE} is {wanted!r}; use one of auto, off, {', '.join(VARIANTS)}")
     try:
         return load_variant(None if wanted == "auto" else wanted)
     except FileNotFoundError:
@@ -190,13 +190,13 @@ def load_variant(variant: str | None = None) -> FusedMamba:
     library = ctypes.CDLL(spec.origin)
     if library.pfedseq_call_bytes() != ctypes.sizeof(_Call):
         raise InputError(
-            f"{spec.origin} was built from another version of pfedseq; reinstall pfedseq."
+            f"{spec.origin} was built from another version of pfedseq; reinstall pfedseq"
         )
     best = VARIANTS[library.pfedseq_best_variant()]
     if variant is None:
         variant = best
     elif VARIANTS.index(variant) > VARIANTS.index(best):
-        raise InputError(f"This processor cannot run the kernel's {variant} variant, only {best}.")
+        raise InputError(f"this processor cannot run the kernel's {variant} variant, only {best}")
     return FusedMamba(library, variant)
 
 

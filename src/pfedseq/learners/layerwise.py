@@ -43,13 +43,13 @@ def check_window(window: Tensor, learner: nn.Module, num_layers: int, num_client
     if not is_window or (window.shape[0], window.shape[3]) != (num_layers, num_clients):
         raise InputError(
             f"{name} needs a window ({num_layers}, D, L, {num_clients}) with D and L of at least "
-            f"1, not {tuple(window.shape)}."
+            f"1, not {tuple(window.shape)}"
         )
     weight = next(learner.parameters())
     if (window.dtype, window.device) != (weight.dtype, weight.device):
         raise InputError(
-            f"The window is {window.dtype} on {window.device} but the learner is "
-            f"{weight.dtype} on {weight.device}: move one of them."
+            f"the window is {window.dtype} on {window.device} but the learner is "
+            f"{weight.dtype} on {weight.device}: move one of them"
         )
 
 
@@ -57,4 +57,4 @@ def check_sizes(learner: nn.Module, **sizes: int) -> None:
     """Refuses a size below 1, by its name."""
     for name, size in sizes.items():
         if size < 1:
-            raise InputError(f"{type(learner).__name__} needs {name} of at least 1, not {size}.")
+            raise InputError(f"{type(learner).__name__} needs {name} of at least 1, not {size}")

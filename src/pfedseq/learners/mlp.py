@@ -70,8 +70,8 @@ class MLPLearner(nn.Module):
         missing = self.max_sequence_length - window.shape[2]
         if missing < 0:
             raise InputError(
-                f"This MLPLearner reads at most {self.max_sequence_length} steps, not "
-                f"{window.shape[2]}; pass the newest ones only."
+                f"this MLPLearner reads at most {self.max_sequence_length} steps, not "
+                f"{window.shape[2]}; pass the newest ones only"
             )
         networks = [partial(_flattened, network, missing) for network in self.networks]
         inputs = self.max_sequence_length * self.num_clients

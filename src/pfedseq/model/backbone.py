@@ -144,7 +144,7 @@ def load_backbone(
     if num_heads is not None and not name.endswith(SUFFIXES):
         raise InputError(
             f"num_heads = {num_heads} was given for backbone {name!r}, whose own config says it: "
-            "leave it out (it is for timm-format files only)."
+            "leave it out (it is for timm-format files only)"
         )
     source: dict[str, Any] = {}
     file = _weights_file(name)
@@ -187,8 +187,8 @@ def _weights_file(name: str) -> Path | None:
     files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))
     if len(files) > 1:
         raise InputError(
-            f"Backbone folder {name!r} has {len(files)} weights files: name one of "
-            f"{name_some([path.name for path in files])}."
+            f"backbone folder {name!r} has {len(files)} weights files: name one of "
+            f"{name_some([path.name for path in files])}"
         )
     return files[0] if files else None
 
@@ -212,8 +212,8 @@ def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
     for tensor, values in model.state_dict().items():
         if not values.isfinite().all():
             raise InputError(
-                f"Backbone {name!r} holds NaN or infinity (in {tensor}): its weights are damaged; "
-                "download or copy them anew."
+                f"backbone {name!r} holds NaN or infinity (in {tensor}): its weights are damaged; "
+                "download or copy them anew"
             )
     return model.requires_grad_(False).eval()
 
@@ -221,8 +221,8 @@ def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
 def _check_divides(patch: int, image_size: int, name: str) -> None:
     if image_size < patch or image_size % patch:
         raise InputError(
-            f"Backbone {name!r} cuts images into patches of {patch} pixels, so image_size must be "
-            f"a multiple of {patch}, not {image_size}."
+            f"backbone {name!r} cuts images into patches of {patch} pixels, so image_size must be "
+            f"a multiple of {patch}, not {image_size}"
         )
 
 
@@ -282,7 +282,7 @@ def _random_weights(name: str, seed: int) -> VitWeights:
         )
     else:
         known = ", ".join(RANDOM_PREFIX + key for key in [*ARCHITECTURES, "demo"])
-        raise InputError(f"There is no architecture for backbone {name!r}; there are {known}.")
+        raise InputError(f"there is no architecture for backbone {name!r}; there are {known}")
     with seeded(seed):
         model = ViTModel(config, add_pooling_layer=False)
     return VitWeights(config, dict(model.state_dict()))
@@ -295,16 +295,16 @@ def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
         return read_timm_file(_timm_weights(name), None), config
     if config.get("model_type") != "vit":
         raise InputError(
-            f"Backbone {name!r} has model_type {config.get('model_type')!r} in its config.json; "
-            "only 'vit' fits (DeiT without distillation and DINO version 1 are 'vit')."
+            f"backbone {name!r} has model_type {config.get('model_type')!r} in its config.json; "
+            "only 'vit' fits (DeiT without distillation and DINO version 1 are 'vit')"
         )
     keys = ("image_size", "patch_size", "num_channels")
     geometry = {key: config[key] for key in keys if key in config}
     square = all(isinstance(value, int) for value in geometry.values())
     if not square or geometry.get("num_channels", 3) != 3:
         raise InputError(
-            f"Backbone {name!r} has {geometry} in its config.json; square images and patches "
-            "(one number each) and 3 channels are needed."
+            f"backbone {name!r} has {geometry} in its config.json; square images and patches "
+            "(one number each) and 3 channels are needed"
         )
     processor = cached_file(
         name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False
@@ -334,15 +334,15 @@ def _transformers_weights(name: str) -> VitWeights:
                 dtype=torch.float32,
             )
     except UNREADABLE as error:
-        raise InputError(f"Backbone {name!r} cannot be read: {reason(error)}") from error
+        raise InputError(f"backbone {name!r} cannot be read: {reason(error)}") from error
     missing = sorted(report["missing_keys"])
     unexpected = sorted(key for key in report["unexpected_keys"] if not _is_head(key))
     misshapen = sorted(f"{key} {tuple(shape)}" for key, shape, _ in report["mismatched_keys"])
     if missing or unexpected or misshapen:
         raise InputError(
-            f"Backbone {name!r} is not a whole ViT: missing {name_some(missing)}; unexpected "
+            f"backbone {name!r} is not a whole ViT: missing {name_some(missing)}; unexpected "
             f"{name_some(unexpected)}; of another shape than its config says: "
-            f"{name_some(misshapen)}."
+            f"{name_some(misshapen)}"
         )
     return VitWeights(model.config, dict(model.state_dict()))
 
@@ -355,17 +355,17 @@ def _find(name: str, filename: str) -> str:
     """Path of one file of a local folder or hub repository."""
     looks_like_hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
     if not Path(name).is_dir() and not looks_like_hub_id:
-        raise InputError(f"Backbone {name!r} is neither a folder that exists nor a hub id.")
+        raise InputError(f"backbone {name!r} is neither a folder that exists nor a hub id")
     try:
         with one_sentence_of_retries():
             path = cached_file(name, filename)
     except OSError as error:
         raise InputError(
-            f"Backbone {name!r} has no {filename} that can be read (a folder, or a model hub that "
+            f"backbone {name!r} has no {filename} that can be read (a folder, or a model hub that "
             f"this machine can reach, is needed): {reason(error)}"
         ) from error
     if path is None:
-        raise InputError(f"Backbone folder {name!r} has no {filename}.")
+        raise InputError(f"backbone folder {name!r} has no {filename}")
     return str(path)
 
 
@@ -381,7 +381,7 @@ def _read_json(path: str | Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable JSON file: {error}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} should hold a JSON object, not a {type(content).__name__}.")
+        raise InputError(f"{path} should hold a JSON object, not a {type(content).__name__}")
     return content
 
 

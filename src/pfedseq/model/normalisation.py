@@ -82,18 +82,18 @@ def _channels(key: str, value: Any, backbone: str) -> Channels:
     if isinstance(value, str):
         if value not in NAMED:
             raise InputError(
-                f"The {key} of backbone {backbone!r} should be three numbers or one of "
-                f"{', '.join(NAMED)}, not {value!r}."
+                f"the {key} of backbone {backbone!r} should be three numbers or one of "
+                f"{', '.join(NAMED)}, not {value!r}"
             )
         return NAMED[value][key]
     try:
         red, green, blue = (float(number) for number in value)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"The {key} of backbone {backbone!r} should be three numbers, not {value!r}."
+            f"the {key} of backbone {backbone!r} should be three numbers, not {value!r}"
         ) from error
     if key == "std" and min(red, green, blue) <= 0:
-        raise InputError(f"The std of backbone {backbone!r} should be positive, not {value!r}.")
+        raise InputError(f"the std of backbone {backbone!r} should be positive, not {value!r}")
     return red, green, blue
 
 

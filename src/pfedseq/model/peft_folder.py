@@ -1,7 +1,8 @@
 """PEFT's own format for an adapter and its head: written from (θ, ω), and read from anybody's.
 
 A folder fits transformers' `ViTForImageClassification`: the adapter sits in its `vit`, and the
-head is its `classifier`, which PEFT keeps under `modules_to_save`.
+head is its `classifier`, which PEFT keeps under `modules_to_save`. That of a BERT fits `BertModel`,
+which has no place for the head: PEFT leaves it alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pfedseq.files import write_atomically
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig, Target
 from pfedseq.model.adapters import MODULES, peft_config
+from pfedseq.model.backbone import Backbone
 from pfedseq.params import Params
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -60,16 +62,18 @@ _LEAF = {
 
 def write_peft_folder(folder: Path, model: AdaptedModel, phi: Params, base: str) -> None:
     """The adapter and the head under PEFT's names; `base` is the backbone to put them on."""
+    images = isinstance(model.encoder, Backbone)
+    place = _PREFIX + ("vit." if images else "")
     weights = {
-        f"{_PREFIX}vit.{_ADAPTER_NAME.sub('', name)}": tensor
+        place + _ADAPTER_NAME.sub("", name): tensor
         for name, tensor in model.layout.unflatten(phi.adapter).items()
     }
     weight, bias = model.split_head(phi.head)
     weights |= {f"{_PREFIX}{_HEAD}.weight": weight, f"{_PREFIX}{_HEAD}.bias": bias}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    config = peft_config(model.adapter_config, model.depth)
+    config = peft_config(model.adapter_config, model.depth, model.encoder.places)
     config.base_model_name_or_path = base
-    config.modules_to_save = [_HEAD]
+    config.modules_to_save = [_HEAD] if images else None
     config.inference_mode = True
     described = {
         key: sorted(value) if isinstance(value, set) else value

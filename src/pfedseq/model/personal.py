@@ -54,7 +54,6 @@ class PersonalModel:
         write_peft_folder(folder, self.model, self.phi, base or backbone.name)
         write_processor(folder, backbone)
         about = {
-            "format": FORMAT,
             **self.about,
             "backbone": {
                 "name": base or backbone.name,
@@ -63,8 +62,7 @@ class PersonalModel:
             "class_names": list(self.class_names),
             "window": self.window,
         }
-        text = json.dumps(about, indent=2, ensure_ascii=False)
-        write_atomically(folder / ABOUT_FILE, text + "\n")
+        write_about(folder, about)
 
     @classmethod
     def load(cls, folder: Path, shared: AdaptedModel | None = None) -> PersonalModel:
@@ -141,6 +139,12 @@ def save_personal_model(
 ) -> None:
     """Write what `PersonalModel.load` and PEFT read; `about` says whose it is."""
     PersonalModel(model, phi, class_names, window, about).save(folder)
+
+
+def write_about(folder: Path, about: Mapping[str, Any]) -> None:
+    """What a saved model says of itself beyond PEFT's files."""
+    text = json.dumps({"format": FORMAT, **about}, indent=2, ensure_ascii=False)
+    write_atomically(folder / ABOUT_FILE, text + "\n")
 
 
 def read_about(folder: Path) -> dict[str, Any]:

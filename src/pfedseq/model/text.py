@@ -12,11 +12,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertConfig, BertModel
 
@@ -24,12 +24,13 @@ from pfedseq.data.auxiliary import AuxiliaryConfig
 from pfedseq.data.dataset import TextSet
 from pfedseq.data.text import load_texts
 from pfedseq.errors import InputError
-from pfedseq.files import write_atomically
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.adapters import Places, peft_config
+from pfedseq.model.adapters import Places
 from pfedseq.model.encoder import Towers, same_weights
 from pfedseq.model.layout import AdapterLayout
+from pfedseq.model.peft_folder import write_peft_folder
+from pfedseq.model.personal import write_about
 from pfedseq.model.timm_weights import reason
 from pfedseq.params import Params
 from pfedseq.seeding import seeded, torch_generator
@@ -217,26 +218,16 @@ NO_THUMBNAILS = (
 
 
 def save_text_model(
-    folder: Path, model: AdaptedModel, phi: Params, backbone: str, class_names: tuple[str, ...]
+    folder: Path,
+    model: AdaptedModel,
+    phi: Params,
+    backbone: str,
+    class_names: tuple[str, ...],
+    **about: Any,
 ) -> None:
-    """A PEFT adapter for transformers' `BertModel`, and the head in a file beside it."""
-    weights = {
-        "base_model.model." + name.replace(".default", ""): tensor.detach().cpu().contiguous()
-        for name, tensor in model.layout.unflatten(phi.adapter).items()
-    }
-    config = peft_config(model.adapter_config, model.depth, BERT)
-    config.base_model_name_or_path = backbone
-    config.inference_mode = True
-    described = {
-        key: sorted(value) if isinstance(value, set) else value
-        for key, value in config.to_dict().items()
-    }
-    write_atomically(folder / "adapter_model.safetensors", save(weights))
-    write_atomically(folder / "adapter_config.json", json.dumps(described, indent=2, default=str))
-    weight, bias = model.split_head(phi.head.detach().cpu())
-    head = {"weight": weight.contiguous(), "bias": bias.contiguous()}
-    names = {"class_names": json.dumps(class_names)}
-    write_atomically(folder / "head.safetensors", save(head, metadata=names))
+    """The folder of a personal model, as for images; `about` says whose it is."""
+    write_peft_folder(folder, model, phi, backbone)
+    write_about(folder, {**about, "backbone": {"name": backbone}, "class_names": class_names})
 
 
 def _frozen(model: BertFeatures) -> BertFeatures:

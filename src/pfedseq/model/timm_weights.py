@@ -57,7 +57,7 @@ class VitWeights:
 def read_timm_file(path: Path, num_heads: int | None) -> VitWeights:
     """Read `path` by its suffix; `num_heads` defaults to width / 64 (an .npz knows its own)."""
     if not path.is_file():
-        raise InputError(f"There is no backbone file {path}.")
+        raise InputError(f"there is no backbone file {path}")
     tensors, wrapped_in = _read_tensors(path)
     naming = AUGREG if path.suffix == ".npz" else TIMM
     scaled = any(key.endswith(".ls1.gamma") for key in tensors)
@@ -69,7 +69,7 @@ def read_timm_file(path: Path, num_heads: int | None) -> VitWeights:
     state = _convert(tensors, naming, config, path)
     if registers is not None:
         if registers.shape[::2] != (1, config.hidden_size):
-            raise InputError(f"{path} has registers of shape {tuple(registers.shape)}.")
+            raise InputError(f"{path} has registers of shape {tuple(registers.shape)}")
         state[REGISTERS] = registers
     return VitWeights(config, state, _origin(path, wrapped_in, scaled))
 
@@ -145,11 +145,11 @@ def _unwrap(content: object, path: Path) -> tuple[dict[str, Tensor], str | None]
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content, wrapped_in = content[key], key
     if not isinstance(content, Mapping):
-        raise InputError(f"{path} holds a {type(content).__name__}, not a state dict.")
+        raise InputError(f"{path} holds a {type(content).__name__}, not a state dict")
     tensors = {}
     for key, value in content.items():
         if not isinstance(value, Tensor):
-            raise InputError(f"{path} holds a {type(value).__name__} under {key!r}, not a tensor.")
+            raise InputError(f"{path} holds a {type(value).__name__} under {key!r}, not a tensor")
         tensors[str(key).removeprefix("module.").removeprefix("backbone.")] = value
     return tensors, wrapped_in
 
@@ -160,7 +160,7 @@ def _checked_depth(tensors: Mapping[str, Tensor], naming: Naming, path: Path) ->
     if not blocks:
         raise InputError(
             f"{path} is not a ViT in {naming.family} naming: it has no {naming.example_block}, but "
-            f"{name_some(sorted(tensors))} (a transformers checkpoint is given by its folder)."
+            f"{name_some(sorted(tensors))} (a transformers checkpoint is given by its folder)"
         )
     depth = max(blocks) + 1
     known = {entry.source for entry in naming.entries(depth, naming.query_bias in tensors)}
@@ -169,7 +169,7 @@ def _checked_depth(tensors: Mapping[str, Tensor], naming: Naming, path: Path) ->
     if missing or unexpected:
         raise InputError(
             f"{path} is not a plain ViT with a class token: "
-            f"missing {name_some(missing)}; unexpected {name_some(unexpected)}."
+            f"missing {name_some(missing)}; unexpected {name_some(unexpected)}"
         )
     return depth
 
@@ -182,7 +182,7 @@ def _infer_config(
     if kernel.ndim != 4 or positions.ndim != 3:
         raise InputError(
             f"{path} has a patch embedding of shape {tuple(kernel.shape)} and positions of shape "
-            f"{tuple(positions.shape)}; a ViT has four and three dimensions there."
+            f"{tuple(positions.shape)}; a ViT has four and three dimensions there"
         )
     width, channels, patch, patch_width = naming.as_conv_weight(kernel).shape
     side = math.isqrt(max(0, positions.shape[1] - 1))
@@ -190,17 +190,17 @@ def _infer_config(
         raise InputError(
             f"{path} has {channels} channels, patches of {patch}×{patch_width} pixels and "
             f"{positions.shape[1]} positions; 3 channels, square patches and one class token "
-            "before a square grid are needed."
+            "before a square grid are needed"
         )
     heads = naming.num_heads(tensors)
     if heads is None:
         heads = num_heads if num_heads is not None else max(1, width // HEAD_WIDTH)
     elif num_heads not in (None, heads):
-        raise InputError(f"{path} has {heads} attention heads, not num_heads = {num_heads}.")
+        raise InputError(f"{path} has {heads} attention heads, not num_heads = {num_heads}")
     if heads < 1 or width % heads:
         raise InputError(
             f"{path} has width {width}, which {heads} attention heads do not divide; give the "
-            "right num_heads."
+            "right num_heads"
         )
     return ViTConfig(
         hidden_size=width,
@@ -231,6 +231,6 @@ def _convert(
     if misfits:
         raise InputError(
             f"{path} does not fit a ViT of width {config.hidden_size} with "
-            f"{config.num_hidden_layers} blocks: the shapes of {name_some(misfits)} are wrong."
+            f"{config.num_hidden_layers} blocks: the shapes of {name_some(misfits)} are wrong"
         )
     return state

@@ -182,12 +182,18 @@ class World:
     def _site(self, i: int, place: Path, method: str) -> ExampleSite:
         """Client i's site, which saves its personal model to the folder `place`."""
         examples, client = self.data.examples, self.data.clients[i]
-        about = {"client": client.name, "number": i, "method": method}
+        about = {
+            "client": client.name,
+            "number": i,
+            "method": method,
+            "num_train": len(client.train),
+        }
 
         def keep(phi: Params) -> None:
             names = examples.class_names
             if isinstance(examples, TextSet):
-                save_text_model(place, self.model, phi, self.config.model.backbone, names)
+                backbone = self.config.model.backbone
+                save_text_model(place, self.model, phi, backbone, names, **about)
                 return
             save_personal_model(
                 place,
@@ -196,7 +202,6 @@ class World:
                 names,
                 examples.window,
                 **about,
-                num_train=len(client.train),
             )
 
         return replace(self.sites[i], keep=keep)
