@@ -88,6 +88,7 @@ _COMPARED = {
     "data.image_size": "pixels per side",
     "model.backbone": "backbone",
     "adapter.kind": "adapter",
+    "adapter.layers": "layers with an adapter",
     "adapter.rank": "rank",
     "adapter.alpha": "LoRA's α",
     "run.rounds": "rounds",
@@ -115,7 +116,9 @@ def differences(config: Config, scenario: Scenario) -> list[str]:
     for path, called in _COMPARED.items():
         mine, paper = _at(ours, path), _at(theirs, path)
         if mine != paper:
-            lines.append(f"{called}: {_shown(mine)} (paper: {_shown(paper)})")
+            unset = "the same" if path == "training.head_lr" else "all"
+            mine, paper = (unset if value is None else value for value in (mine, paper))
+            lines.append(f"{called}: {mine} (paper: {paper})")
     return lines
 
 
@@ -123,7 +126,3 @@ def _at(values: Any, path: str) -> Any:
     for key in path.split("."):
         values = values.get(key) if isinstance(values, dict) else None
     return values
-
-
-def _shown(value: Any) -> str:
-    return "all" if value is None else str(value)
