@@ -24,12 +24,6 @@ class Published:
         return cls(*values)
 
 
-def citation() -> str:
-    """The paper itself."""
-    text: str = _paper()["citation"]
-    return text
-
-
 def data_set_title(name: str) -> str:
     """As the paper's tables write it; other data sets keep their names."""
     title: str = _paper()["data_sets"].get(name, name)

@@ -39,11 +39,6 @@ class Interval:
     low: float | None
     high: float | None
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the sign of the mean is beyond doubt, as far as the level goes."""
-        return self.low is not None and self.high is not None and self.low * self.high > 0
-
 
 def mean_interval(values: ArrayLike) -> Interval:
     """The mean over seeds × clients (S, N) of paired differences, and its confidence interval.
