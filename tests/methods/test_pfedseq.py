@@ -88,15 +88,25 @@ def test_variant_b_sees_the_last_round_alone():
     assert adapters(server) == pytest.approx([6 - 0.6, 6 + 0.6])
 
 
-def test_an_absent_client_is_zero_in_the_history_and_not_in_the_mean():
-    """Client 0 misses t = 2: θ̃_g is client 1's 5; its own θ is still made, with Δ_0 = 0.
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({}, -8.8),
+        ({"history_gap": "zero"}, -4.4),
+        ({"history_gap": "last"}, -8.8),
+        ({"history_gap": "decayed"}, -6.6),
+    ],
+)
+def test_an_absent_client_keeps_its_place_in_the_history_and_has_none_in_the_mean(options, first):
+    """Client 0 misses t = 2: θ̃_g is client 1's 5; its own θ is still made, with Δ_0 in the gap.
 
-    Δψ = 4·0 + 8·(−2) = −16, ψ = −1.1; sums (4, 6): ξ = (−4.4, −6.6).
+    Δψ = 4·0 + 8·(−2) = −16, ψ = −1.1; sums (4 + gap, 6), gap 0, 4 or 2: ξ = −1.1 · sums.
     """
-    server = with_gain(scalar_server(warmup_rounds=1, max_sequence_length=2), 0.5, lr=0.1)
+    options = {"warmup_rounds": 1, "max_sequence_length": 2, **options}
+    server = with_gain(scalar_server(**options), 0.5, lr=0.1)
     server.update(1, replies(4, 8))
     server.update(2, {1: Reply({"delta": torch.tensor([[-2.0]])})})
-    assert adapters(server) == pytest.approx([5 - 4.4, 5 - 6.6])
+    assert adapters(server) == pytest.approx([5 + first, 5 - 6.6])
 
 
 @pytest.mark.parametrize("t", [1, 2, 3, 4, 7])

@@ -8,7 +8,7 @@ client's own ω_i.
 
 Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, where it
 starts, that updates have a sign, and what it forgets) is named in `LearnerConfig`; docs/learner.md
-has the evidence. A client that misses a round counts as Δ = 0 in the history and not at all in
+has the evidence. A client that misses a round keeps its last Δ in the history and is not in
 Eq. (1); one without any update in the window, such as a newcomer, gets no ξ. One that was silent
 for `gone_after` rounds has left: history and learner forget it, and who comes back is a newcomer.
 """
@@ -41,7 +41,7 @@ class PFedSeqConfig(MethodConfig, LearnerConfig):
         10, ge=0, description="W, rounds that only train the learner; paper: 10 of {5, …, 40}"
     )
     history_gap: Gap = Field(
-        "zero",
+        "last",
         description="what the history holds of a client that missed a round: nothing, its last "
         "update again, or half of that",
     )
