@@ -14,17 +14,16 @@ from pfedseq import load_config, run
 from pfedseq.cli import app
 from pfedseq.config import dump_config, make_config
 from pfedseq.data.record import train_count
-from pfedseq.engines.flower.envelope import Envelope
 from pfedseq.errors import InputError
 from pfedseq.federation import Hello
 from pfedseq.model.personal import PersonalModel
 from pfedseq.runs.federated import agreed_classes, serve
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.site_app import answer_here
 from pfedseq.runs.site_config import SiteConfig
 from pfedseq.runs.status import StatusFile
 from pfedseq.serving.prediction import predict_files
-from tests.engines.flower.grid import InProcessGrid, Site
+from tests.engines.flower.configured_sites import ConfiguredSite, digits_sites
+from tests.engines.flower.grid import InProcessGrid
 
 TINY = {
     "run": {"methods": ["pfedseq"], "rounds": 3},
@@ -35,17 +34,6 @@ TINY = {
 }
 
 
-class ConfiguredSite(Site):
-    """A site as its SuperNode would run it, answering from its node config."""
-
-    def __init__(self, node, number):
-        self.config = SiteConfig.read(node, {})
-        super().__init__(self.config.name, self.config.folder, None, number)
-
-    def reply(self, content):
-        return answer_here(self.config, Envelope.of_records(content)).to_records()
-
-
 class Killed(BaseException):
     """The server's end in the middle of a round."""
 
@@ -54,15 +42,6 @@ class Killed(BaseException):
 def config(tmp_path):
     (tmp_path / "run.toml").write_text(dump_config(make_config(TINY)))
     return tmp_path / "run.toml"
-
-
-def digits_sites(folder):
-    return [
-        ConfiguredSite(
-            {"partition-id": k, "state": str(folder / f"site{k}"), "device": "cpu"}, k + 7
-        )
-        for k in range(2)
-    ]
 
 
 def serve_here(sites, out, config, told=None, grid=None):

@@ -21,8 +21,8 @@ from pfedseq.config import dump_config
 from pfedseq.runs.federated import serve
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.status import StatusFile
+from tests.engines.flower.configured_sites import digits_sites
 from tests.engines.flower.grid import InProcessGrid
-from tests.runs.test_federated import digits_sites
 
 pytestmark = pytest.mark.slow
 

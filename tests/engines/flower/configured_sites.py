@@ -1,0 +1,26 @@
+"""Sites in this process that answer as their SuperNodes would, from a node config."""
+
+from pfedseq.engines.flower.envelope import Envelope
+from pfedseq.runs.site_app import answer_here
+from pfedseq.runs.site_config import SiteConfig
+from tests.engines.flower.grid import Site
+
+
+class ConfiguredSite(Site):
+    """A site as its SuperNode would run it, answering from its node config."""
+
+    def __init__(self, node, number):
+        self.config = SiteConfig.read(node, {})
+        super().__init__(self.config.name, self.config.folder, None, number)
+
+    def reply(self, content):
+        return answer_here(self.config, Envelope.of_records(content)).to_records()
+
+
+def digits_sites(folder):
+    return [
+        ConfiguredSite(
+            {"partition-id": k, "state": str(folder / f"site{k}"), "device": "cpu"}, k + 7
+        )
+        for k in range(2)
+    ]
