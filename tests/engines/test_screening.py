@@ -74,6 +74,17 @@ SPOILED = {
 WHATEVER_IT_HOLDS = ("another's id", "stale", "no round", "for another")
 
 
+def as_without_client_2(name, wrap, spoil):
+    """The rounds' outcomes, once all but client 2 remember what they would if it were silent."""
+    server, clients, engine = build(name, FederationConfig())
+    outcomes = []
+    run_rounds(server, wrap(clients, spoil), range(1, ROUNDS + 1), outcomes.append)
+    absent_server, absent_engine, _ = play(name, FederationConfig(), wrap=Silent)
+    a, b = memories(server, engine, but=(2,)), memories(absent_server, absent_engine, but=(2,))
+    assert_same(a, b)
+    return outcomes
+
+
 @every_method
 @pytest.mark.parametrize("fault", SPOILED)
 def test_a_bad_reply_is_as_good_as_none(name, fault):
@@ -85,13 +96,7 @@ def test_a_bad_reply_is_as_good_as_none(name, fault):
     if name == "pefll" and fault == "absurd":
         pytest.skip("its first reply is no update, so its length is not compared")
     spoil, says = SPOILED[fault]
-    server, clients, engine = build(name, FederationConfig())
-    outcomes = []
-    run_rounds(server, Spoiling(clients, spoil), range(1, ROUNDS + 1), outcomes.append)
-    absent_server, absent_engine, _ = play(name, FederationConfig(), wrap=Silent)
-    a, b = memories(server, engine, but=(2,)), memories(absent_server, absent_engine, but=(2,))
-    assert_same(a, b)
-    for outcome in outcomes:
+    for outcome in as_without_client_2(name, Spoiling, spoil):
         assert outcome.answered == (0, 1, 3)
         assert all(says in reason for reason in outcome.refused.values())
         assert outcome.refused
@@ -111,12 +116,7 @@ class Late(Spoiling):
 @pytest.mark.parametrize("name", ["fedavg", "pfedseq", "pfedhn"])
 def test_a_reply_to_an_earlier_round_is_refused(name):
     """It is sound in itself, and would fit; the server remembers what it would without it."""
-    server, clients, engine = build(name, FederationConfig())
-    outcomes = []
-    run_rounds(server, Late(clients, None), range(1, ROUNDS + 1), outcomes.append)
-    absent_server, absent_engine, _ = play(name, FederationConfig(), wrap=Silent)
-    a, b = memories(server, engine, but=(2,)), memories(absent_server, absent_engine, but=(2,))
-    assert_same(a, b)
+    outcomes = as_without_client_2(name, Late, None)
     assert [o.refused for o in outcomes] == [{}] + [
         {2: f"it answers a message of round {t - 1} in place of {t}"} for t in range(2, ROUNDS + 1)
     ]

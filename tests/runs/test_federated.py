@@ -28,6 +28,7 @@ from tests.engines.flower.grid import InProcessGrid
 TINY = {
     "run": {"methods": ["pfedseq"], "rounds": 3},
     "data": {"name": "digits", "num_clients": 2, "max_images_per_client": 24},
+    "training": {"lr": 0.02, "head_lr": 0.005, "examples_per_round": 6},
     "methods": {"pfedseq": {"warmup_rounds": 1}},
     "engine": {"cohort": 1, "device": "cpu"},
     "flower": {"start_seconds": 1, "answer_seconds": 60},

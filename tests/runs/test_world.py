@@ -1,10 +1,10 @@
-"""A run finds its auxiliary images when a method needs them, and not before."""
+"""From a config to a world: what reaches model and sites, and auxiliary images when needed."""
 
 from dataclasses import replace
 
 import pytest
 
-from pfedseq.config import make_config
+from pfedseq.config import TrainingConfig, make_config
 from pfedseq.errors import InputError
 from pfedseq.runs.world import World
 
@@ -35,3 +35,20 @@ def test_missing_images_are_missed_at_once_and_only_where_needed(tmp_path):
     with pytest.raises(InputError, match="nowhere"):
         World.build(config_of("perada", **nowhere))
     World.build(config_of("local", **nowhere))
+
+
+def test_the_heads_rate_and_the_rounds_examples_are_the_configs():
+    """A world serves runs with other rates of the same ratio, and no others."""
+
+    def config(lr, head_lr, examples):
+        training = {"lr": lr, "head_lr": head_lr, "examples_per_round": examples}
+        return config_of("local").model_copy(update={"training": TrainingConfig(**training)})
+
+    world = World.build(config(0.1, 0.004, 5))
+    assert world.model.head_unit**2 == pytest.approx(0.04)
+    assert [len(site.drawn(1)) for site in world.sites] == [5] * 10
+    assert world.serves(config(0.05, 0.002, 5))
+    assert not world.serves(config(0.1, 0.008, 5))
+    assert not world.serves(config(0.1, None, 5))
+    assert not world.serves(config(0.1, 0.004, 6))
+    assert World.build(config(0.1, None, None)).model.head_unit == 1
