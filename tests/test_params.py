@@ -18,9 +18,3 @@ def test_a_message_carries_adapter_and_head_by_name():
     again = Params.of({"head": phi.head, "adapter": phi.adapter, "other": torch.tensor(0)})
     assert again.adapter is phi.adapter
     assert again.head is phi.head
-
-
-def test_dot_is_the_sum_of_the_products_of_both_parts():
-    one = Params(torch.tensor([[1.0, 2.0]]), torch.tensor([3.0]))
-    other = Params(torch.tensor([[4.0, 5.0]]), torch.tensor([6.0]))
-    assert one.dot(other).item() == 1 * 4 + 2 * 5 + 3 * 6

@@ -68,7 +68,7 @@ class QuadraticTask:
     def loss(self, phi: Params, batch: Batch) -> float:
         difference = phi - self.center
         cross = self.coupling * phi.adapter.sum() * phi.head.sum()
-        return 0.5 * float(difference.dot(difference)) + float(cross)
+        return 0.5 * float(difference.flat() @ difference.flat()) + float(cross)
 
     def score(self, phi: Params, split: Split) -> Score:
         """Each split is harder than the one before, and has a size of its own."""

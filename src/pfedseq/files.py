@@ -1,10 +1,11 @@
 """Files that are there whole or not at all."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pfedseq.errors import InputError, WriteError
 
@@ -35,6 +36,19 @@ def append_line(path: Path, line: str) -> None:
             os.fsync(file.fileno())
     except OSError as problem:
         raise WriteError(f"cannot write {path}: {problem.strerror}") from None
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is no such file."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{path} is not readable: {problem}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} should hold a JSON object, not a {type(values).__name__}")
+    return values
 
 
 def sync_folder(folder: Path) -> None:

@@ -49,10 +49,6 @@ class Params:
             torch.sub(self.head, gradient.head, alpha=lr),
         )
 
-    def dot(self, other: Params) -> Tensor:
-        """⟨φ, φ'⟩ over adapter and head together."""
-        return (self.adapter * other.adapter).sum() + (self.head * other.head).sum()
-
     def flat(self) -> Tensor:
         """φ as one vector (K·D + H,): θ row by row, then ω."""
         return torch.cat([self.adapter.reshape(-1), self.head])

@@ -1,4 +1,4 @@
-"""The learner written down step by step, sharing no code with the paths it judges but the scan.
+"""The learner and its scan written down step by step, sharing no code with what they judge.
 
 With it, what the tests of the Mamba learner share: learners, windows and comparisons.
 """
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pfedseq.learners.mamba import MambaBlock, MambaLearner
-from pfedseq.learners.selective_scan import selective_scan_reference
 
 
 def reference_learner(learner: MambaLearner, window: Tensor) -> Tensor:
@@ -53,6 +52,36 @@ def _block(residual: Tensor, block: MambaBlock, k: int, signed: bool) -> Tensor:
     y = selective_scan_reference(u, step_size, -torch.exp(block.A_log[k]), b, c, block.skip[k])
     z = torch.stack(zs, dim=1)
     return (y * z * torch.sigmoid(z)) @ block.out_proj[k].T
+
+
+def selective_scan_reference(
+    x: Tensor,
+    step_size: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    skip: Tensor,
+    *,
+    last_only: bool = False,
+) -> Tensor:
+    """The recurrence written down channel by channel and state by state: slow, and plainly right.
+
+    Every other path is tested against it, in float64.
+    """
+    rows, steps, channels = x.shape
+    outputs = []
+    for e in range(channels):
+        y = [skip[e] * x[:, j, e] for j in range(steps)]
+        for m in range(A.shape[1]):
+            h = x.new_zeros(rows)
+            for j in range(steps):
+                decay = torch.exp(step_size[:, j, e] * A[e, m])
+                h = decay * h + step_size[:, j, e] * x[:, j, e] * B[:, j, m]
+                back = j - steps  # counted from the end: C may hold the last step alone
+                if not last_only or back == -1:
+                    y[j] = y[j] + C[:, back, m] * h
+        outputs.append(torch.stack(y[-1:] if last_only else y, dim=1))
+    return torch.stack(outputs, dim=2)
 
 
 def spread_parameters(learner: MambaLearner, seed: int) -> None:

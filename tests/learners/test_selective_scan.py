@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pfedseq.learners import selective_scan as module
-from pfedseq.learners.selective_scan import selective_scan, selective_scan_reference
+from pfedseq.learners.selective_scan import selective_scan
+from tests.learners.reference import selective_scan_reference
 
 NAMES = ["x", "step_size", "A", "B", "C", "skip"]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -161,7 +161,7 @@ def test_gradients_are_those_of_differences(notes):
     model = AdaptedModel(world.sites[0].source.encoder, world.config.adapter, 3, 0)
     task.model = model
     phi, along = (Params(p.adapter.double(), p.head.double()) for p in (phi, along))
-    slope = float(task.grad(phi, batch).dot(along))
+    slope = float(task.grad(phi, batch).flat() @ along.flat())
     step = 1e-5
     change = task.loss(phi + step * along, batch) - task.loss(phi - step * along, batch)
     assert slope == pytest.approx(change / (2 * step), rel=1e-5)

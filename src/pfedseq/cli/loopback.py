@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from pfedseq.errors import InputError
-from pfedseq.files import write_atomically
+from pfedseq.files import read_object, write_atomically
 
 CONNECTION = "here"
 """What Flower's own commands call the SuperLink, with FLWR_HOME set to the folder's."""
@@ -62,15 +62,12 @@ class Loopback:
 
     def read(self) -> dict[str, Any]:
         """What `start` wrote."""
-        try:
-            values: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
-            return values
-        except FileNotFoundError:
+        values = read_object(self.file)
+        if values is None:
             raise InputError(
                 f"there is no federation in {self.folder}: `pfedseq flower up` starts one"
-            ) from None
-        except (OSError, ValueError) as problem:
-            raise InputError(f"{self.file} is not readable ({problem})") from None
+            )
+        return values
 
     def started(self) -> list[Started]:
         """Its processes, running or not."""

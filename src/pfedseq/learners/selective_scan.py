@@ -41,36 +41,6 @@ def selective_scan(
     return _scan_torch(x, step_size, A, B, C, skip, last_only=last_only)
 
 
-def selective_scan_reference(
-    x: Tensor,
-    step_size: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    skip: Tensor,
-    *,
-    last_only: bool = False,
-) -> Tensor:
-    """The recurrence written down channel by channel and state by state: slow, and plainly right.
-
-    Every other path is tested against it, in float64.
-    """
-    rows, steps, channels = x.shape
-    outputs = []
-    for e in range(channels):
-        y = [skip[e] * x[:, j, e] for j in range(steps)]
-        for m in range(A.shape[1]):
-            h = x.new_zeros(rows)
-            for j in range(steps):
-                decay = torch.exp(step_size[:, j, e] * A[e, m])
-                h = decay * h + step_size[:, j, e] * x[:, j, e] * B[:, j, m]
-                back = j - steps  # counted from the end: C may hold the last step alone
-                if not last_only or back == -1:
-                    y[j] = y[j] + C[:, back, m] * h
-        outputs.append(torch.stack(y[-1:] if last_only else y, dim=1))
-    return torch.stack(outputs, dim=2)
-
-
 def _scan_torch(
     x: Tensor,
     step_size: Tensor,

@@ -1,6 +1,5 @@
 """Load a frozen Vision Transformer: the packaged demo, a hub id or folder, or a timm file."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from transformers import ViTConfig, ViTModel
 from transformers.utils import cached_file, logging
 
 from pfedseq.errors import InputError
+from pfedseq.files import read_object
 from pfedseq.hub_access import one_sentence_of_retries
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import VIT, Places
@@ -240,7 +240,7 @@ def check_image_size(name: str, image_size: int) -> None:
 def _known_patch_size(name: str) -> int | None:
     config = (DEMO_FOLDER if name.endswith("demo") else Path(name)) / "config.json"
     if config.is_file():
-        stated = _read_json(config).get("patch_size")
+        stated = (read_object(config) or {}).get("patch_size")
         if isinstance(stated, int):
             return stated
     if name.startswith(RANDOM_PREFIX):
@@ -290,7 +290,7 @@ def _random_weights(name: str, seed: int) -> VitWeights:
 
 def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
     """Read a folder or hub repository; also returns what it says about normalisation."""
-    config = _read_json(_find(name, "config.json"))
+    config = read_object(Path(_find(name, "config.json"))) or {}
     if "architecture" in config and "model_type" not in config:  # how timm writes its repositories
         return read_timm_file(_timm_weights(name), None), config
     if config.get("model_type") != "vit":
@@ -309,7 +309,8 @@ def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
     processor = cached_file(
         name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False
     )
-    return _transformers_weights(name), _read_json(processor) if processor else {}
+    about = read_object(Path(processor)) if processor else None
+    return _transformers_weights(name), about or {}
 
 
 def _timm_weights(name: str) -> Path:
@@ -371,18 +372,7 @@ def _find(name: str, filename: str) -> str:
 
 def _json_beside(path: Path) -> dict[str, Any]:
     """The config.json that timm's releases put next to the weights, where there is one."""
-    config = path.with_name("config.json")
-    return _read_json(config) if config.is_file() else {}
-
-
-def _read_json(path: str | Path) -> dict[str, Any]:
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a readable JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} should hold a JSON object, not a {type(content).__name__}")
-    return content
+    return read_object(path.with_name("config.json")) or {}
 
 
 @contextmanager

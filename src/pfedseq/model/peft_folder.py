@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from pfedseq.errors import InputError
-from pfedseq.files import write_atomically
+from pfedseq.files import read_object, write_atomically
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig, Target
 from pfedseq.model.adapters import MODULES, peft_config
@@ -165,14 +165,9 @@ def _adapter_config(
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path.parent} is no PEFT adapter: it has no {path.name}") from None
-    except (OSError, ValueError) as problem:
-        raise InputError(f"{path} is not readable: {problem}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path} should hold a JSON object, not a {type(values).__name__}")
+    values = read_object(path)
+    if values is None:
+        raise InputError(f"{path.parent} is no PEFT adapter: it has no {path.name}")
     return values
 
 

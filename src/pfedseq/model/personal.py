@@ -20,7 +20,7 @@ from torch import Tensor
 from pfedseq.data.decode import Window, decode
 from pfedseq.data.source import RawImage
 from pfedseq.errors import InputError
-from pfedseq.files import write_atomically
+from pfedseq.files import read_object, write_atomically
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import Backbone, load_backbone
@@ -149,7 +149,7 @@ def write_about(folder: Path, about: Mapping[str, Any]) -> None:
 
 def read_about(folder: Path) -> dict[str, Any]:
     """What a folder says of itself beyond PEFT's files; nothing where others made it."""
-    return _read_json(folder / ABOUT_FILE)
+    return read_object(folder / ABOUT_FILE) or {}
 
 
 def params_of(read: PeftFolder, model: AdaptedModel, folder: Path) -> Params:
@@ -203,7 +203,7 @@ def asked_backbone(
     folder: Path, read: PeftFolder, about: Mapping[str, Any], or_else: str = ""
 ) -> AskedBackbone:
     """Which backbone a folder is for, or `or_else`; a relative path counts from the folder."""
-    processor, named = _read_json(folder / PROCESSOR_FILE), about.get("backbone", {})
+    processor, named = read_object(folder / PROCESSOR_FILE) or {}, about.get("backbone", {})
     name = named.get("name") or read.base or or_else
     if not name:
         raise InputError(f"{folder} does not say which backbone its adapter is for")
@@ -239,16 +239,3 @@ def _fits(
         and config.layers_of(depth) == adapter.layers_of(depth)
         and (adapter.kind == "ia3" or (config.rank, config.alpha) == (adapter.rank, adapter.alpha))
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is no such file."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as problem:
-        raise InputError(f"{path} is not readable: {problem}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path} should hold a JSON object, not a {type(values).__name__}")
-    return values

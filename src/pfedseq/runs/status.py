@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pfedseq.errors import InputError
-from pfedseq.files import write_atomically
+from pfedseq.files import read_object, write_atomically
 
 
 class StatusFile:
@@ -24,10 +23,4 @@ class StatusFile:
 
     def read(self) -> dict[str, Any]:
         """What was last written; empty before that."""
-        if not self.path.exists():
-            return {}
-        try:
-            values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as problem:
-            raise InputError(f"{self.path} is not readable ({problem})") from None
-        return values
+        return read_object(self.path) or {}

@@ -136,8 +136,9 @@ def _check(entries: Sequence[Entry], out: Path) -> None:
 
 
 class _DataSeen:
-    """The data of a sweep's runs: the same images for the same [data], and for the same seed the
-    same division among clients.
+    """The data of a sweep's runs.
+
+    They are the same images for the same [data], and divided alike for the same seed.
     """
 
     def __init__(self) -> None:
