@@ -1,8 +1,8 @@
 """Scikit-learn's 1,797 digits (UCI optical recognition, 8×8), and the demo's scanner styles.
 
 The digits come with scikit-learn, so they need no download. In the feature-skew scenario every
-client owns one scanner: all its images are turned, blurred, faded, inverted and grained in the
-same way, so the labels mean the same everywhere while the features do not.
+client owns one scanner: all its images are turned, blurred, faded and grained in the same way, as
+dark ink on light paper, so the labels mean the same everywhere while the features do not.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,6 @@ class ScannerStyle:
     """Standard deviation of the blur, as a share of the image's side."""
     contrast: float
     """Of ink against paper, in (0, 1]."""
-    inverted: bool
-    """Dark ink on light paper instead of light on dark."""
     noise: float
     """Standard deviation of the grain, as a share of the full range."""
 
@@ -64,7 +62,7 @@ def draw_styles(num_clients: int, seed: int) -> tuple[ScannerStyle, ...]:
     """One style per client. Each quality is spread evenly over its range and shuffled.
 
     An even spread, rather than independent draws, keeps the gap between clients under every
-    seed. Half of the scanners (rounded down) are inverted.
+    seed.
     """
     rng = np.random.RandomState((seed, STYLE_STREAM))
 
@@ -74,14 +72,12 @@ def draw_styles(num_clients: int, seed: int) -> tuple[ScannerStyle, ...]:
     rotation = spread(-MAX_ROTATION, MAX_ROTATION)
     blur = spread(0.0, 0.045)
     contrast = spread(0.35, 1.0)
-    inverted = rng.permutation(np.arange(num_clients) < num_clients // 2)
     noise = spread(0.0, 0.12)
     return tuple(
         ScannerStyle(
             rotation=float(rotation[i]),
             blur=float(blur[i]),
             contrast=float(contrast[i]),
-            inverted=bool(inverted[i]),
             noise=float(noise[i]),
         )
         for i in range(num_clients)
@@ -107,16 +103,18 @@ def scan_for_clients(images: ImageSet, clients: Sequence[ClientData], seed: int)
 def _scan(
     pages: NDArray[np.uint8], style: ScannerStyle, rng: np.random.RandomState
 ) -> NDArray[np.uint8]:
-    """Send light-on-dark pages (n, size, size) through one scanner."""
+    """Send light-on-dark pages (n, size, size) through one scanner: dark ink on light paper.
+
+    That is what all scanners have in common. The demo's backbone has only seen light ink, so there
+    is something to learn together, and each client's own turn, blur, contrast and grain beside it.
+    """
     blur = ImageFilter.GaussianBlur(style.blur * pages.shape[-1])
     turned = (
         Image.fromarray(page).rotate(style.rotation, Image.Resampling.BICUBIC) for page in pages
     )
     ink = np.stack([np.asarray(page.filter(blur)) for page in turned]) / 255.0
     # Ink and paper stay centred on mid-grey, so a faint scanner is faint and not merely dark.
-    ink = 0.5 + style.contrast * (ink - 0.5)
-    if style.inverted:
-        ink = 1.0 - ink
+    ink = 0.5 - style.contrast * (ink - 0.5)
     ink = ink + style.noise * rng.standard_normal(ink.shape)
     return np.round(255.0 * np.clip(ink, 0.0, 1.0)).astype(np.uint8)
 
