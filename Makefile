@@ -23,10 +23,9 @@ kills: $(STAMP)  ## kill runs of every method 1,000 times and compare what comes
 fuzz: $(STAMP)   ## hand 100,000 broken files to every parser in turn
 	$(BIN)/python -m tests.faults.fuzz --inputs 100000
 
-mutants: $(STAMP) ## change the code in many small ways and count what the tests notice; hours
-	$(BIN)/pip install --quiet --constraint constraints.txt '.[mutants]'
-	$(BIN)/mutmut run
-	$(BIN)/mutmut results
+mutants: $(STAMP) ## change the code in many small ways, count what the tests notice; hours, or SAMPLE=400
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,mutants]'
+	$(BIN)/python -m tests.mutants $(if $(SAMPLE),--sample $(SAMPLE))
 
 setup: $(STAMP)  ## only install
 

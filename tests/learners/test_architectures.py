@@ -104,6 +104,47 @@ def test_wrong_windows_and_sizes_are_refused(make: Make) -> None:
         make(0, N)
 
 
+WRONG_WINDOWS = {
+    "other layers": (K + 1, D, L, N),
+    "other clients": (K, D, L, N + 1),
+    "no rows": (K, 0, L, N),
+    "no steps": (K, D, 0, N),
+    "three axes": (K, D, N),
+}
+
+
+@pytest.mark.parametrize("shape", WRONG_WINDOWS.values(), ids=WRONG_WINDOWS)
+def test_a_window_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=rf"LinearLearner needs a window \({K}, D, L, {N}\)"):
+        LinearLearner(K, N)(torch.zeros(shape))
+
+
+def test_a_window_of_another_dtype_is_refused() -> None:
+    with pytest.raises(InputError, match=r"the window is torch\.float64 .* is torch\.float32"):
+        LinearLearner(K, N)(make_window().double())
+
+
+SIZES = {
+    LinearLearner: ("num_layers", "num_clients"),
+    LSTMLearner: ("num_layers", "num_clients", "num_blocks", "expand"),
+    MLPLearner: ("num_layers", "num_clients", "max_sequence_length", "hidden"),
+    MambaLearner: (
+        *("num_layers", "num_clients", "num_blocks", "expand"),
+        *("state_dim", "conv_width"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("learner", "name"), [(learner, name) for learner, names in SIZES.items() for name in names]
+)
+def test_every_size_is_at_least_one(learner: Make, name: str) -> None:
+    sizes = dict.fromkeys(SIZES[learner], 1)
+    learner(**sizes)
+    with pytest.raises(InputError, match=f"Learner needs {name} of at least 1, not 0"):
+        learner(**sizes | {name: 0})
+
+
 def test_lstm_is_a_recurrence_over_steps() -> None:
     """One cell, written out: i, f, g, o gates in PyTorch's order."""
     torch.manual_seed(0)

@@ -95,6 +95,13 @@ def test_the_pull_to_the_prior_fades_within_its_share_of_the_rounds(schedule, ex
     assert pulls == pytest.approx([0.2 * value for value in (*expected, 0, 0)], abs=1e-7)
 
 
+def test_the_share_of_the_rounds_with_the_pull_can_be_chosen():
+    """T = 8, L = 4."""
+    config = AppleConfig(prior_share=0.5)
+    assert config.loss_schedule(2, num_rounds=8) == pytest.approx(0.001**0.5)
+    assert config.loss_schedule(4, num_rounds=8) == 0
+
+
 def test_a_short_run_still_begins_with_the_pull():
     assert AppleConfig().loss_schedule(0, num_rounds=3) == 1
     assert AppleConfig().loss_schedule(1, num_rounds=3) == 0
