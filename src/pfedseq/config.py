@@ -18,7 +18,7 @@ from pfedseq.engines.conditions import FederationConfig
 from pfedseq.engines.privacy import PrivacyConfig
 from pfedseq.errors import InputError
 from pfedseq.federation import LocalTraining, MethodConfig
-from pfedseq.methods import find_method
+from pfedseq.methods import METHODS, find_method
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.normalisation import NAMED
 from pfedseq.presets import find_config, is_preset
@@ -143,6 +143,9 @@ class FlowerConfig(BaseConfig):
         description="where sites' own data have other classes: refuse them, or tell apart all "
         "classes that any site has, by name",
     )
+    newcomers: bool = Field(
+        True, description="let in sites that come once round 1 has begun, with the next round"
+    )
 
 
 class Config(BaseConfig):
@@ -175,6 +178,17 @@ class Config(BaseConfig):
                 "privacy.noise is added to what clients send in float32: leave federation.payload "
                 "out, or the noise"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _methods_follow_their_clients(self) -> Self:
+        if self.federation.members_change:
+            for name in self.run.methods:
+                if (method := METHODS.get(name)) and (why := method.server.needs_everyone):
+                    raise ValueError(
+                        f"{name} needs all clients from the first round to the last ({why}): leave "
+                        "it out, or federation.late_clients, leaving_clients and gone_after"
+                    )
         return self
 
     def method_config(self, name: str) -> MethodConfig:

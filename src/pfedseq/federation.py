@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
@@ -173,11 +173,14 @@ class Reply:
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a server is told before round 1."""
+    """All that a server is told before round 1, and when its clients change.
+
+    A server knows its N clients by their places, 0 … N − 1: the rows of what it keeps of them.
+    """
 
     initial: Params
     num_examples: tuple[int, ...]
-    """|D_i| by client: the aggregation weights of Eq. (1)."""
+    """|D_i| by place: the aggregation weights of Eq. (1)."""
     num_rounds: int
     seed: int
     num_classes: int | None = None
@@ -188,6 +191,29 @@ class Setup:
     """What stands for Eq. (1)."""
     trim: float = 0.1
     """Share of the clients that `trimmed_mean` leaves out at each end."""
+    numbers: tuple[int, ...] = ()
+    """The clients' numbers in the run by place; none: as the places."""
+    most_clients: int = 0
+    """How many there have been at most, where that is more than now."""
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """By place, the number of the client that has it."""
+        return self.numbers or tuple(range(self.num_clients))
+
+    @property
+    def width(self) -> int:
+        """The most places there have been."""
+        return max(self.most_clients, self.num_clients)
+
+    def reseated(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> Setup:
+        """With the clients at the places `kept`, and after them newcomers: |D_i| by number."""
+        return replace(
+            self,
+            num_examples=(*(self.num_examples[p] for p in kept), *newcomers.values()),
+            numbers=(*(self.clients[p] for p in kept), *newcomers),
+            most_clients=self.width,
+        )
 
     @property
     def num_clients(self) -> int:
@@ -289,6 +315,9 @@ class Clients(Protocol):
     def ids(self) -> Sequence[int]:
         """All clients there are."""
 
+    def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
+        """Those that have a place from round t on: of those with one `before`, and who has come."""
+
     def participants(self, t: int) -> Sequence[int]:
         """Those that are asked to train in round t."""
 
@@ -306,11 +335,25 @@ class Server(ABC):
     """Attributes that make up the server's memory: tensors, modules or optimizers."""
     takes: ClassVar[tuple[str, ...]] = ()
     """What a reply to `train` must hold, of `adapter`, `delta` and `head`, shaped as φ^0's."""
+    needs_everyone: ClassVar[str] = ""
+    """Why clients can neither join nor leave in the course of a run, where that is so."""
 
     def __init__(self, config: Any, setup: Setup) -> None:
         self.config, self.setup = config, setup
         self.figures: Mapping[str, Sequence[float]] = {}
         """What the server measured in the last round, for the log: names and numbers by layer."""
+        self.silent_rounds = torch.zeros(setup.num_clients, dtype=torch.int64)
+        """By place, the rounds since its client was last heard of."""
+
+    def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
+        """Clients leave and join for good: keep the places `kept`, in that order, and add some.
+
+        `newcomers` has |D_i| by the client's number. A server that remembers more of its clients
+        than this extends it.
+        """
+        self.setup = self.setup.reseated(kept, newcomers)
+        joined = torch.zeros(len(newcomers), dtype=torch.int64)
+        self.silent_rounds = torch.cat([self.silent_rounds[list(kept)], joined])
 
     @abstractmethod
     def payload(self, i: int) -> Tensors:

@@ -21,7 +21,7 @@ class Scaling:
 
     def __init__(self, clients, scale):
         self.clients, self.scale, self.ids = clients, scale, clients.ids
-        self.participants = clients.participants
+        self.participants, self.members = clients.participants, clients.members
 
     def call(self, step, t, down):
         replies = self.clients.call(step, t, down)

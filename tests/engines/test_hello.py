@@ -22,7 +22,7 @@ def clients_of(engine=LocalClients):
 
 @pytest.mark.parametrize("engine", [LocalClients, WireClients])
 def test_every_client_speaks_for_itself(engine):
-    hellos = introduce(clients_of(engine))
+    hellos = introduce(clients_of(engine), range(3))
     assert [hello.train_examples for hello in hellos] == [4, 2, 3]
     assert {hello.class_names for hello in hellos} == {("class 0", "class 1", "class 2")}
 
@@ -53,8 +53,6 @@ def test_a_broken_hello_gets_a_sentence(broken):
 class Changed:
     """Clients one of whose hellos is taken away or replaced."""
 
-    ids = range(2)
-
     def __init__(self, replies):
         self.replies = replies
 
@@ -66,7 +64,7 @@ class Changed:
 
 def test_silence_is_named():
     with pytest.raises(InputError, match="no hello came from client 1"):
-        introduce(Changed({0: HELLO.reply()}))
+        introduce(Changed({0: HELLO.reply()}), range(2))
 
 
 @pytest.mark.parametrize(
@@ -75,4 +73,4 @@ def test_silence_is_named():
 def test_other_classes_are_refused(names, said):
     other = Hello(1, 1, 1, names).reply()
     with pytest.raises(InputError, match=f"clients 0 and 1.*{said}"):
-        introduce(Changed({0: HELLO.reply(), 1: other}))
+        introduce(Changed({0: HELLO.reply(), 1: other}), range(2))

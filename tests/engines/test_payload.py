@@ -239,7 +239,7 @@ class Spoiling:
 
     def __init__(self, clients, change):
         self.clients, self.change, self.ids = clients, change, clients.ids
-        self.participants = clients.participants
+        self.participants, self.members = clients.participants, clients.members
 
     def call(self, step, t, down):
         replies = self.clients.call(step, t, down)

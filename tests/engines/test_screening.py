@@ -22,7 +22,7 @@ class Spoiling:
 
     def __init__(self, clients, spoil):
         self.clients, self.spoil, self.ids = clients, spoil, clients.ids
-        self.participants = clients.participants
+        self.participants, self.members = clients.participants, clients.members
 
     def call(self, step, t, down):
         replies = self.clients.call(step, t, down)

@@ -14,10 +14,12 @@ from pfedseq import load_config, run
 from pfedseq.cli import app
 from pfedseq.config import dump_config, make_config
 from pfedseq.data.record import train_count
+from pfedseq.engines.flower.clients import Guest, Node
+from pfedseq.engines.flower.records import Card
 from pfedseq.errors import InputError
 from pfedseq.federation import Hello
 from pfedseq.model.personal import PersonalModel
-from pfedseq.runs.federated import agreed_classes, serve
+from pfedseq.runs.federated import agreed_classes, check_newcomer, serve
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.site_config import SiteConfig
 from pfedseq.runs.status import StatusFile
@@ -113,6 +115,73 @@ def test_a_server_that_was_killed_goes_on_and_ends_with_the_same_bits(config, tm
     assert without_seconds(out) == without_seconds(in_process)
     there = models(*sorted((in_process / "adapters" / "pfedseq").iterdir()))
     assert_same(at_sites(tmp_path, out), there)
+
+
+def test_a_site_that_comes_later_is_let_in_written_down_and_found_again(tmp_path):
+    """It comes in round 2, takes part from round 3; the server is killed in round 4 and goes on."""
+    three = {**TINY, "data": {**TINY["data"], "num_clients": 3}}
+    three["run"] = {"methods": ["pfedseq"], "rounds": 4}
+    served = make_config({**three, "flower": {**TINY["flower"], "sites": 2}})
+    (tmp_path / "run.toml").write_text(dump_config(served))
+    sites, out, told = digits_sites(tmp_path, 3), tmp_path / "out", []
+
+    class Dying(InProcessGrid):
+        def pull_messages(self, ids):
+            replies = super().pull_messages(ids)
+            groups = {reply.metadata.group_id for reply in replies}
+            if "2" in groups:
+                self.sites = sites
+            if "4" in groups:
+                raise Killed
+            return replies
+
+    with pytest.raises(Killed):
+        serve_here(None, out, tmp_path / "run.toml", told, Dying(sites[:2]))
+    assert "site 2 has come" in told
+    record = RunFolder(out).read_data()
+    assert [(s["name"], s.get("joined")) for s in record["clients"]] == [
+        ("0", None),
+        ("1", None),
+        ("2", True),
+    ]
+    serve_here(sites, out, None)
+    assert [r.joined for r in RunFolder(out).records()] == [(), (), (2,), ()]
+    late = {"late_clients": 0.34, "late_round": 3}
+    run(make_config({**three, "federation": late}), tmp_path / "one-machine")
+    assert without_seconds(out) == without_seconds(tmp_path / "one-machine")
+    assert RunFolder(out).read_summary().clients == ("0", "1", "2")
+
+
+def guest(classes):
+    return Guest(Node(1, "", ""), Card("c", "folder", "weights", "1"), Hello(1, 1, 1, classes))
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "sentence"),
+    [
+        (("x", "y"), {"flower": {"newcomers": False}}, "flower.newcomers is false"),
+        (("x", "y"), {"run": {"methods": ["fedavg", "apple"]}}, "apple needs all sites"),
+        (("x", "z"), {}, "images of z"),
+        (("x", "z"), {"flower": {"classes": "merge"}}, "images of z"),
+        (("y", "x"), {}, "another order"),
+        (("x",), {}, "other classes"),
+        (("x",), {"flower": {"classes": "merge"}}, None),
+        (("x", "y"), {}, None),
+    ],
+)
+def test_who_is_let_in_later(classes, options, sentence):
+    config = make_config(options)
+    if sentence is None:
+        check_newcomer(guest(classes), config, ("x", "y"))
+        return
+    with pytest.raises(InputError, match=f"site c was not there when the run began.*{sentence}"):
+        check_newcomer(guest(classes), config, ("x", "y"))
+
+
+def test_simulated_comings_and_goings_are_not_for_real_sites(config, tmp_path):
+    config.write_text(dump_config(load_config(config, ["federation.late_clients=0.5"])))
+    with pytest.raises(InputError, match="real sites come when they come"):
+        serve_here([], tmp_path / "out", config)
 
 
 def test_an_absent_site_is_named_and_the_run_goes_on(config, tmp_path):

@@ -106,12 +106,22 @@ def test_records_and_summaries_survive_json():
 
 def test_who_is_absent_is_written_down():
     """Of three clients the second did not answer; where all did, the line has no such key."""
-    outcome = RoundOutcome(2, {}, **COSTS, answered=(0, 2))
+    outcome = RoundOutcome(2, {}, **COSTS, answered=(0, 2), members=(2, 1, 0))
     record = summarise_round("local", outcome, ["a", "b", "c"])
     assert record.absent == (1,)
     assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
-    everyone = RoundOutcome(3, {}, **COSTS, answered=(0, 1, 2))
-    assert "absent" not in summarise_round("local", everyone, ["a", "b", "c"]).to_json()
+    everyone = RoundOutcome(3, {}, **COSTS, answered=(0, 1, 2), members=(2, 1, 0))
+    line = summarise_round("local", everyone, ["a", "b", "c"]).to_json()
+    assert not {"absent", "joined", "left"} & line.keys()
+
+
+def test_who_joins_and_leaves_is_written_down():
+    """One that has left is not absent."""
+    who = {"answered": (1, 2), "members": (1, 2), "joined": (2,), "left": (0,)}
+    record = summarise_round("local", RoundOutcome(2, {}, **COSTS, **who), ["a", "b", "c"])
+    line = json.loads(json.dumps(record.to_json()))
+    assert (line["joined"], line["left"], line.get("absent")) == ([2], [0], None)
+    assert RoundRecord.from_json(line) == record
 
 
 def scored(method, t, accuracies, mean=()):

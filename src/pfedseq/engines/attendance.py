@@ -17,21 +17,31 @@ from pfedseq.seeding import torch_generator
 
 
 class IntermittentClients(PassingClients):
-    """The clients of an engine, of which only some are there; all of them are evaluated."""
+    """The clients of an engine, of which only some are there."""
 
     def __init__(self, clients: Clients, config: FederationConfig, seed: int) -> None:
         super().__init__(clients)
         self.config, self.seed = config, seed
 
-    def participants(self, t: int) -> Sequence[int]:
-        """A random share of those that have joined by round t and not left; at least one."""
+    def joined(self, t: int) -> Sequence[int]:
+        """Those that have joined by round t and not left; at least one."""
         everyone = list(super().participants(t))
         late = gone = 0
         if t < self.config.late_round:
             late = round(self.config.late_clients * len(everyone))
         if t >= self.config.leaving_round:
             gone = round(self.config.leaving_clients * len(everyone))
-        asked = everyone[gone : len(everyone) - late] or everyone[:1]
+        return everyone[gone : len(everyone) - late] or everyone[:1]
+
+    def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
+        """Who has not left keeps its place; a newcomer gets one when it is first asked."""
+        asked, joined = self.participants(t), self.joined(t)
+        there = super().members(t, before)
+        return [i for i in there if i in asked or (i in before and i in joined)]
+
+    def participants(self, t: int) -> Sequence[int]:
+        """A random share of those that have joined and not left; at least one."""
+        asked = self.joined(t)
         if self.config.participation == 1:
             return asked
         count = max(1, round(self.config.participation * len(asked)))

@@ -26,6 +26,12 @@ class FederationConfig(BaseConfig):
         0.0, ge=0, lt=1, description="share of the clients, the first ones, that leaves for good"
     )
     leaving_round: int = Field(1, ge=1, description="first round without those that leave")
+    gone_after: int | None = Field(
+        None,
+        ge=2,
+        description="rounds without an answer after which a client is taken to have left for good; "
+        "if it comes back, then as a newcomer; default: never",
+    )
     max_update_ratio: float = Field(
         100.0,
         gt=1,
@@ -48,3 +54,8 @@ class FederationConfig(BaseConfig):
         "of the bytes, with what was rounded off sent in later rounds",
     )
     trim: float = Field(0.1, ge=0, lt=0.5, description="share left out at each end by trimmed_mean")
+
+    @property
+    def members_change(self) -> bool:
+        """Whether clients join or leave for good in the course of a run."""
+        return bool(self.late_clients or self.leaving_clients or self.gone_after)

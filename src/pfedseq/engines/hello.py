@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pfedseq.errors import InputError
 from pfedseq.federation import Clients, Hello
 
 
-def introduce(clients: Clients) -> tuple[Hello, ...]:
-    """The hello of every client, in order; refuses silence and classes that differ."""
-    replies = clients.call("hello", 0, {i: {} for i in clients.ids})
-    silent = [i for i in clients.ids if i not in replies]
+def introduce(clients: Clients, ids: Sequence[int]) -> tuple[Hello, ...]:
+    """The hellos of clients in their order; refuses silence and classes that differ."""
+    replies = clients.call("hello", 0, {i: {} for i in ids})
+    silent = [i for i in ids if i not in replies]
     if silent:
         raise InputError(f"no hello came from client {', '.join(map(str, silent))}")
-    hellos = tuple(Hello.of(replies[i]) for i in clients.ids)
+    hellos = tuple(Hello.of(replies[i]) for i in ids)
     first = hellos[0].class_names
-    for i, hello in enumerate(hellos):
+    for i, hello in zip(ids, hellos, strict=True):
         if hello.class_names != first:
             differing = sorted(set(first) ^ set(hello.class_names)) or ["their order"]
             raise InputError(
-                f"clients 0 and {i} do not name the same classes ({', '.join(differing)}): all "
-                "need the same, in the same order"
+                f"clients {ids[0]} and {i} do not name the same classes "
+                f"({', '.join(differing)}): all need the same, in the same order"
             )
     return hellos

@@ -50,6 +50,10 @@ class LocalClients:
         """All of them."""
         return range(len(self.sites))
 
+    def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
+        """All of them, from the start."""
+        return self.ids
+
     def participants(self, t: int) -> Sequence[int]:
         """All of them, in every round."""
         return self.ids

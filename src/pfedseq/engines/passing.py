@@ -18,6 +18,10 @@ class PassingClients:
         """Those of the engine."""
         return self.clients.ids
 
+    def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
+        """Those of the engine."""
+        return self.clients.members(t, before)
+
     def participants(self, t: int) -> Sequence[int]:
         """Those of the engine."""
         return self.clients.participants(t)

@@ -10,6 +10,7 @@ from pfedseq.engines.conditions import FederationConfig
 from pfedseq.engines.passing import PassingClients
 from pfedseq.engines.payload import UnpackedClients
 from pfedseq.engines.screening import ScreenedClients
+from pfedseq.engines.seats import SeatedClients, note_silence, payloads, take_seats
 from pfedseq.federation import Clients, Reply, Server, Tensors
 
 
@@ -33,6 +34,12 @@ class RoundOutcome:
     """The clients whose replies were not, and why."""
     server: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """`Server.figures`."""
+    members: tuple[int, ...] = ()
+    """The clients that have a place."""
+    joined: tuple[int, ...] = ()
+    """Those of them that got it before this round."""
+    left: tuple[int, ...] = ()
+    """The clients that lost theirs."""
 
 
 class MeteredClients(PassingClients):
@@ -72,12 +79,15 @@ def run_rounds(
     What a client is evaluated on is what it trains from next, so its download counts once;
     that of the mean, after the last round, is not counted.
     """
+    conditions = conditions or FederationConfig()
     for t in rounds:
+        change = take_seats(server, clients, t, conditions.gone_after)
         metered = MeteredClients(clients)
         start = time.perf_counter()
         unpacked = UnpackedClients(metered, server.setup.initial)
-        screened = ScreenedClients(unpacked, server, conditions or FederationConfig())
-        server.run_round(t, screened)
+        screened = ScreenedClients(unpacked, server, conditions)
+        server.run_round(t, SeatedClients(screened, server))
+        note_silence(server, screened.answered)
         training_seconds = time.perf_counter() - start
         evaluated: Mapping[int, Mapping[str, float]] = {}
         if t % evaluate_every == 0 or t == rounds[-1]:
@@ -95,6 +105,9 @@ def run_rounds(
                 answered=tuple(sorted(screened.answered)),
                 refused=screened.refused,
                 server=server.figures,
+                members=server.setup.clients,
+                joined=change.joined,
+                left=change.left,
             )
         )
 
@@ -104,7 +117,7 @@ def _evaluated(server: Server, clients: Clients, t: int) -> dict[int, Mapping[st
 
     Once is enough to tell whom the personalisation harms.
     """
-    replies = clients.call("evaluate", t, {i: server.payload(i) for i in clients.ids})
+    replies = clients.call("evaluate", t, payloads(server))
     metrics: dict[int, Mapping[str, float]] = {i: reply.metrics for i, reply in replies.items()}
     mean = server.mean()
     if mean is not None and t == server.setup.num_rounds:

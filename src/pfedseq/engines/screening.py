@@ -50,7 +50,7 @@ class ScreenedClients(PassingClients):
         self.refused |= faults
         if step == "train":
             self.answered = set(accepted)
-        if len(faults) == len(self.ids):
+        if len(faults) == self.server.setup.num_clients:
             first = min(faults)
             raise InputError(
                 f"no client's reply in round {t} can be used; of client {first}: {faults[first]}"

@@ -177,7 +177,7 @@ def _measure(small: World, name: str) -> _Measured:
         last = max(3, small.config.run.rounds)
         run_rounds(server, clients, range(last, last + 1), after_round, 1, conditions)
         return _Measured(
-            outcomes, server, [checkpoints.states.get(i) for i in clients.ids], seconds
+            outcomes, server, [checkpoints.states.get(i) for i in server.setup.clients], seconds
         )
 
 

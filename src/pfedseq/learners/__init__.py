@@ -1,6 +1,6 @@
 """The sequential learners: hypernetworks that read a window of updates and emit calibrations."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -9,6 +9,7 @@ from pfedseq.learners.linear import LinearLearner
 from pfedseq.learners.lstm import LSTMLearner
 from pfedseq.learners.mamba import MambaLearner
 from pfedseq.learners.mlp import MLPLearner
+from pfedseq.learners.resizing import Axis, Sizes
 
 __all__ = ["LSTMLearner", "LinearLearner", "MLPLearner", "MambaLearner", "SequentialLearner"]
 
@@ -27,9 +28,10 @@ class SequentialLearner(Protocol):
         """The part of ψ that makes the output of what was read: the last of its layers."""
         ...
 
-    def of_client(self, client: int) -> list[tuple[Parameter, Any]]:
-        """The numbers of ψ that read or write one client's channel: parameters, and where in them.
+    def sizes(self) -> Sizes:
+        """How many clients it serves, and how many hidden channels of each kind it has for them."""
+        ...
 
-        All others are hidden, and serve all clients.
-        """
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """What stands along the axes of every parameter, by its name."""
         ...

@@ -6,6 +6,7 @@ and what the model emits is multiplied by it and by a gain: ξ has the scale of 
 gain lets it grow beyond them at Adam's rate. docs/learner.md has the measurements behind it.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -18,6 +19,7 @@ from pfedseq.learners.linear import LinearLearner
 from pfedseq.learners.lstm import LSTMLearner
 from pfedseq.learners.mamba import MambaLearner
 from pfedseq.learners.mlp import MLPLearner
+from pfedseq.learners.resizing import Move
 from pfedseq.seeding import seeded
 
 SMALLEST_SCALE = 1e-12
@@ -109,6 +111,7 @@ class CalibrationLearner(nn.Module):
                 config,
                 num_layers=len(setup.initial.adapter),
                 num_clients=setup.num_clients if config.mixes_clients else 1,
+                width=setup.width if config.mixes_clients else 1,
             )
         self.to(setup.initial.adapter.device)
 
@@ -123,31 +126,49 @@ class CalibrationLearner(nn.Module):
         ]
         return torch.optim.AdamW(groups[: 2 if inside else 1], lr=rate, eps=ADAM_EPSILON)
 
-    @torch.no_grad()
-    def start_anew(
-        self, client: int, initial: "CalibrationLearner", optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Make a client's channel as it was in `initial`; all else that was learnt stays.
+    def reseated(
+        self, kept: Sequence[int], setup: Setup, optimizer: torch.optim.Optimizer
+    ) -> tuple["CalibrationLearner", torch.optim.Optimizer]:
+        """For the clients at the places `kept`, and newcomers after them; with Adam's memory.
 
-        Of Adam's memory of it the direction is forgotten, not the size of its gradients: with that
-        at zero so late in a run, the channel would move six times faster than any other.
+        It gives those that stay the same ξ on a window that holds nothing of the others; see
+        `resizing`. With Adam's memory of the gradients' sizes at zero so late in a run, what is new
+        would move six times faster than all else: it gets the mean of the others' sizes.
         """
         if not self.config.mixes_clients:
-            return  # what was learnt is everybody's
-        places = zip(self.model.of_client(client), initial.model.of_client(client), strict=True)
-        for (parameter, where), (first, _) in places:
-            parameter[where] = first[where]
-            if optimizer.state.get(parameter):
-                optimizer.state[parameter]["exp_avg"][where] = 0
+            return self, optimizer  # what was learnt is everybody's
+        learner = CalibrationLearner(self.config, setup)
+        memory, axes = learner.optimizer(), self.model.axes()
+        move = Move(self.model.sizes(), learner.model.sizes(), kept)
+        olds, outputs = dict(self.model.named_parameters()), learner.model.output_weights()
+        for name, new in learner.model.named_parameters():
+            old, along = olds[name], axes[name]
+            output = any(new is weight for weight in outputs)
+            new.data = move.weights(old.detach(), new, along, output=output)
+            if state := optimizer.state.get(old):
+                memory.state[new] = {
+                    "step": state["step"].clone(),
+                    "exp_avg": move.memory(state["exp_avg"], along, new="zero"),
+                    "exp_avg_sq": move.memory(state["exp_avg_sq"], along, new="mean"),
+                }
+        if isinstance(learner.model, MambaLearner):
+            learner.model.keep_norms(self.model.num_clients)
+        return learner, memory
 
-    def forward(self, window: Tensor) -> Tensor:
-        """ξ (N, K, D) from Δ's window (K, D, L', N)."""
+    def forward(self, window: Tensor, known: Tensor | None = None) -> Tensor:
+        """ξ (N, K, D) from Δ's window (K, D, L', N).
+
+        Only `known` clients (N,) count in the scale of the rows: of others the window holds no
+        update, and they would make everyone's ξ smaller; all count if it is not given.
+        """
         layers, dim, length, clients = window.shape
         if not self.config.mixes_clients:  # clients join the batch: each sees its own window alone
             window = window.transpose(2, 3).reshape(layers, dim * clients, length, 1)
         outputs: Tensor
         if self.config.scale == "row":
             rms = window.square().mean((2, 3), keepdim=True).sqrt()
+            if known is not None and self.config.mixes_clients:
+                rms = rms * (clients / known.sum().clamp_min(1)).sqrt()
             emitted = self.model(window / rms.clamp_min(SMALLEST_SCALE))
             outputs = self.config.gain * rms.squeeze(2) * emitted
         else:
@@ -158,9 +179,9 @@ class CalibrationLearner(nn.Module):
 
 
 def _sequence_model(
-    config: LearnerConfig, num_layers: int, num_clients: int
+    config: LearnerConfig, num_layers: int, num_clients: int, width: int
 ) -> MambaLearner | LSTMLearner | MLPLearner | LinearLearner:
-    """K sequence models as one module: (K, D, L, N) in, (K, D, N) out."""
+    """K sequence models as one module: (K, D, L, N) in, (K, D, N) out; hidden for `width`."""
     zero = config.zero_projections
     match config.architecture:
         case "mamba":
@@ -171,9 +192,12 @@ def _sequence_model(
                 config.num_blocks,
                 signed=config.signed,
                 zero_projections=zero,
+                width=width,
             )
         case "lstm":
-            return LSTMLearner(num_layers, num_clients, config.num_blocks, zero_projections=zero)
+            return LSTMLearner(
+                num_layers, num_clients, config.num_blocks, zero_projections=zero, width=width
+            )
         case "mlp":
             return MLPLearner(num_layers, num_clients, config.window_length, zero_projections=zero)
         case "linear":

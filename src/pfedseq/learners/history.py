@@ -1,6 +1,7 @@
 """The last L rounds of everyone's updates: the sequential learner's input."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -47,12 +48,11 @@ class History:
         """Add one round's Δ (N, K, D); the oldest beyond L rounds is forgotten."""
         self._rounds.append(deltas.detach())
 
-    def forget(self, client: int) -> None:
-        """Nothing of a client's updates is left."""
-        kept = [deltas.clone() for deltas in self._rounds]
-        for deltas in kept:
-            deltas[client] = 0
-        self._rounds = deque(kept, maxlen=self.max_length)
+    def reseat(self, kept: Sequence[int], newcomers: int) -> None:
+        """Of those that are not `kept` nothing is left; nothing is known of the newcomers."""
+        rows = [deltas[list(kept)] for deltas in self._rounds]
+        joined = [of_kept.new_zeros(newcomers, *of_kept.shape[1:]) for of_kept in rows]
+        self._rounds = deque(map(torch.cat, zip(rows, joined, strict=True)), self.max_length)
 
     def window(self) -> Tensor:
         """All rounds kept, oldest first: (K, D, L', N) with L' ≤ L, a view of (L', N, K, D)."""

@@ -5,12 +5,11 @@ does, mixes clients, sees direction, and starts at zero: what a sequence model a
 against it.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from pfedseq.learners.layerwise import check_sizes, check_window
+from pfedseq.learners.resizing import Axis, Sizes
 
 
 class LinearLearner(nn.Module):
@@ -37,6 +36,10 @@ class LinearLearner(nn.Module):
         """All there is."""
         return [self.weight]
 
-    def of_client(self, client: int) -> list[tuple[nn.Parameter, Any]]:
-        """Its row and its column."""
-        return [(self.weight, (..., client, slice(None))), (self.weight, (..., client))]
+    def sizes(self) -> Sizes:
+        """Clients alone."""
+        return {"client": self.num_clients}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """A row and a column for each client."""
+        return {"weight": (None, ("client",), ("client",))}

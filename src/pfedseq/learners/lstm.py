@@ -6,11 +6,11 @@ hidden state to the N clients.
 """
 
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
 from pfedseq.learners.layerwise import check_sizes, check_window, run_layerwise
+from pfedseq.learners.resizing import Axis, Sizes
 
 
 class LSTMLearner(nn.Module):
@@ -22,6 +22,7 @@ class LSTMLearner(nn.Module):
         num_blocks: stacked recurrent layers.
         expand: hidden units per client.
         zero_projections: start the projection at zero.
+        width: for how many clients there are hidden units; N if not given.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class LSTMLearner(nn.Module):
         expand: int = 2,
         *,
         zero_projections: bool = False,
+        width: int | None = None,
     ) -> None:
         super().__init__()
         check_sizes(
@@ -43,7 +45,7 @@ class LSTMLearner(nn.Module):
         )
         self.num_layers = num_layers
         self.num_clients = num_clients
-        hidden = expand * num_clients
+        self.hidden = hidden = expand * (width or num_clients)
         self.recurrent = nn.ModuleList(
             nn.LSTM(num_clients, hidden, num_blocks, batch_first=True) for _ in range(num_layers)
         )
@@ -67,11 +69,22 @@ class LSTMLearner(nn.Module):
         """The projections of the hidden states."""
         return list(self.projections.parameters())
 
-    def of_client(self, client: int) -> list[tuple[nn.Parameter, Any]]:
-        """What the first recurrent layer reads of it, and its row of the projection."""
-        of_inputs = [lstm.get_parameter("weight_ih_l0") for lstm in self.recurrent]
-        read: list[tuple[nn.Parameter, Any]] = [(weight, (..., client)) for weight in of_inputs]
-        return read + [(parameter, client) for parameter in self.projections.parameters()]
+    def sizes(self) -> Sizes:
+        """Clients and hidden units."""
+        return {"client": self.num_clients, "hidden": self.hidden}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """A hidden unit has four gates; the first layer reads clients, the others hidden units."""
+        client: Axis = ("client",)
+        hidden: Axis = ("hidden",)
+        gates: Axis = ("hidden", "hidden", "hidden", "hidden")
+        found: dict[str, tuple[Axis, ...]] = {}
+        for name, parameter in self.recurrent.named_parameters(prefix="recurrent"):
+            inputs = client if name.endswith("weight_ih_l0") else hidden
+            found[name] = (gates, inputs)[: parameter.dim()]
+        for name, parameter in self.projections.named_parameters(prefix="projections"):
+            found[name] = (client, hidden)[: parameter.dim()]
+        return found
 
 
 def _last_step(recurrent: nn.Module, projection: nn.Module, rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ starts. Normalisation is RMSNorm, as in the authors' released models.
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pfedseq.learners.fused_mamba import fused_mamba
 from pfedseq.learners.layerwise import check_sizes, check_window
 from pfedseq.learners.mamba_block import BlockWeights, chunked_network
+from pfedseq.learners.resizing import Axis, Sizes
 
 STEP_SIZES = {False: (1e-3, 1e-1), True: (3e-2, 3e-1)}
 """The range of initial step sizes: Mamba's own, and that of a signed network."""
@@ -30,8 +31,8 @@ GATE_BIAS, SCAN_BIAS = 1.278, 0.5
 class MambaBlock(nn.Module):
     """The parameters of one block for all K layers, initialised as Mamba's authors do.
 
-    E = expand·N inner channels, M = state_dim, W = conv_width, and rank = ⌈N/16⌉ that
-    of the step size's projection.
+    E = expand·width inner channels, M = state_dim, W = conv_width, and rank = ⌈width/16⌉ that
+    of the step size's projection; width is N unless there once were more clients.
     """
 
     gate_bias: Tensor
@@ -41,6 +42,7 @@ class MambaBlock(nn.Module):
         self,
         num_layers: int,
         num_clients: int,
+        width: int,
         state_dim: int,
         expand: int,
         conv_width: int,
@@ -49,8 +51,8 @@ class MambaBlock(nn.Module):
         signed: bool,
     ) -> None:
         super().__init__()
-        inner = expand * num_clients
-        rank = math.ceil(num_clients / 16)
+        inner = expand * width
+        rank = math.ceil(width / 16)
 
         def linear(outputs: int, inputs: int) -> nn.Parameter:
             # nn.Linear's own initialisation, kaiming_uniform(a=√5), is ±1/√inputs.
@@ -126,6 +128,7 @@ class MambaLearner(nn.Module):
         zero_projections: start every block's `out_proj` at zero, so that at first the blocks add
             nothing; they can leave zero at once, as each projection's own gradient is alive.
         generator: draws the initial values; torch's global generator if none is given.
+        width: for how many clients there are inner channels; N if not given.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class MambaLearner(nn.Module):
         signed: bool = False,
         zero_projections: bool = False,
         generator: torch.Generator | None = None,
+        width: int | None = None,
     ) -> None:
         super().__init__()
         check_sizes(
@@ -160,7 +164,14 @@ class MambaLearner(nn.Module):
 
         self.blocks = nn.ModuleList(
             MambaBlock(
-                num_layers, num_clients, state_dim, expand, conv_width, uniform, signed=signed
+                num_layers,
+                num_clients,
+                width or num_clients,
+                state_dim,
+                expand,
+                conv_width,
+                uniform,
+                signed=signed,
             )
             for _ in range(num_blocks)
         )
@@ -181,17 +192,39 @@ class MambaLearner(nn.Module):
         """The blocks' out-projections."""
         return [block.out_proj for block in self._blocks()]
 
-    def of_client(self, client: int) -> list[tuple[nn.Parameter, Any]]:
-        """In every block, what reads its channel of the residual stream and what adds to it."""
-        return [
-            place
-            for block in self._blocks()
-            for place in (
-                (block.norm, (..., client)),
-                (block.in_proj, (..., client)),
-                (block.out_proj, (..., client, slice(None))),
-            )
-        ]
+    def sizes(self) -> Sizes:
+        """Clients N, inner channels E, and the rank."""
+        _, hidden, rank = self._blocks()[0].step_proj.shape
+        return {"client": self.num_clients, "hidden": hidden, "rank": rank}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """As `BlockWeights` has them."""
+        client: Axis = ("client",)
+        hidden: Axis = ("hidden",)
+        rank: Axis = ("rank",)
+        states = self._blocks()[0].scan_bias.shape[1]  # 2M
+        of_block: dict[str, tuple[Axis, ...]] = {
+            "norm": (None, client),
+            "in_proj": (None, ("hidden", "hidden"), client),
+            "gate_bias": (None, hidden),
+            "conv_weight": (None, hidden, None),
+            "conv_bias": (None, hidden),
+            "x_proj": (None, ("rank", states), hidden),
+            "scan_bias": (None, None),
+            "step_proj": (None, hidden, rank),
+            "step_bias": (None, hidden),
+            "A_log": (None, hidden, None),
+            "skip": (None, hidden),
+            "out_proj": (None, client, hidden),
+        }
+        return {name: of_block[name.rpartition(".")[2]] for name, _ in self.named_parameters()}
+
+    @torch.no_grad()
+    def keep_norms(self, before: int) -> None:
+        """Undo what another number of channels than `before` does to the RMSNorm's mean."""
+        if not self.signed:
+            for block in self._blocks():
+                block.norm.mul_((before / self.num_clients) ** 0.5)
 
     def _blocks(self) -> list[MambaBlock]:
         return cast("list[MambaBlock]", list(self.blocks))

@@ -7,13 +7,13 @@ first rounds, are filled up with zeros at the front.
 """
 
 from functools import partial
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfedseq.errors import InputError
 from pfedseq.learners.layerwise import check_sizes, check_window, run_layerwise
+from pfedseq.learners.resizing import Axis, Piece, Sizes
 
 
 class MLPLearner(nn.Module):
@@ -82,11 +82,21 @@ class MLPLearner(nn.Module):
         """The last layers."""
         return [p for network in self.networks for p in list(network.parameters())[-2:]]
 
-    def of_client(self, client: int) -> list[tuple[nn.Parameter, Any]]:
-        """What the first layers read of its L steps, and its row of the last layers."""
-        steps = (..., slice(client, None, self.num_clients))
-        read = [(next(network.parameters()), steps) for network in self.networks]
-        return read + [(parameter, client) for parameter in self.output_weights()]
+    def sizes(self) -> Sizes:
+        """Clients alone: the hidden units are as many for any number of them."""
+        return {"client": self.num_clients}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """The first layers read all clients at each of L steps, the last write for all of them."""
+        client: tuple[Piece, ...] = ("client",)
+        steps = client * self.max_sequence_length
+        found: dict[str, tuple[Axis, ...]] = {}
+        for k, network in enumerate(self.networks):
+            names = [f"networks.{k}.{name}" for name, _ in network.named_parameters()]
+            found |= dict.fromkeys(names[:-2:2], (None, None))  # weights
+            found |= dict.fromkeys(names[1:-2:2], (None,))  # biases
+            found |= {names[0]: (None, steps), names[-2]: (client, None), names[-1]: (client,)}
+        return found
 
 
 def _flattened(network: nn.Module, missing: int, rows: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ class AppleServer(Server):
     config: AppleConfig
     persistent = ("adapters", "heads", "finished_rounds")
     takes = ("adapter", "head")
+    needs_everyone = "every client keeps a relation to each of the others"
 
     def __init__(self, config: AppleConfig, setup: Setup) -> None:
         super().__init__(config, setup)

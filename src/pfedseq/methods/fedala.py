@@ -14,6 +14,7 @@ training and mixes it in then.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from statistics import pstdev
 
 import torch
@@ -60,6 +61,12 @@ class FedALAServer(FedAvgServer):
             self.update(t, replies)
         answered = clients.call("receive", t, {i: self.payload(i) for i in present})
         self.informed = torch.tensor([i in answered for i in range(self.setup.num_clients)])
+
+    def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
+        """A newcomer gets w with its first training."""
+        super().reseat(kept, newcomers)
+        joined = torch.zeros(len(newcomers), dtype=torch.bool)
+        self.informed = torch.cat([self.informed[list(kept)], joined])
 
 
 class FedALAClient(Client):

@@ -15,7 +15,7 @@ masked in the test. θ_i starts at θ^0 (see `AdapterGenerator`). A client that 
 does not train; one that leaves before `backprop` adds nothing to the gradient of f.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -96,6 +96,17 @@ class PeFLLServer(Server):
         self.optimizer.zero_grad(set_to_none=True)
         self.descriptors = self.descriptors.detach().requires_grad_()
         pull_back(self.h(self.standardise(self.descriptors)), deltas / len(replies))
+
+    def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
+        """A newcomer is described at the end of its first round and trains from the next."""
+        super().reseat(kept, newcomers)
+        places = torch.tensor([*kept, *[-1] * len(newcomers)])
+        stays = places >= 0
+        self.described = self.described[places] & stays.to(self.described.device)
+        self.descriptors, self.profiles = (
+            torch.where(stays.to(rows.device)[:, None], rows.detach()[places], 0.0)
+            for rows in (self.descriptors, self.profiles)
+        )
 
     def _describe(self, t: int, clients: Clients) -> None:
         """Send f to those that train next, and collect v_i, of one batch and of all the data."""

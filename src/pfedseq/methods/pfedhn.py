@@ -8,7 +8,8 @@ Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i. Evaluated: the generated θ_i 
 Deviations: the original visits one random client a step, with SGD; here, as the pFedSeq paper
 has it, all clients answer and Adam steps once a round, along the mean of their gradients. The
 heads start so that θ_i = θ^0 (see `AdapterGenerator`). A client that misses a round adds nothing
-to the gradient, and its descriptor and Adam's memory of it stay as they were.
+to the gradient, and its descriptor and Adam's memory of it stay as they were. One that joins later
+starts with the mean of the others' descriptors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,20 @@ class PFedHNServer(Server):
         ids = sorted(replies)
         direction = deltas[ids] / len(ids)
         step_along(self.optimizer, self.generate(ids), direction, self.config.max_grad_norm)
+
+    def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
+        """The others' descriptors stay, and what Adam remembers of them."""
+        super().reseat(kept, newcomers)
+        former = list(self.descriptors)
+        mean = torch.stack(former).detach().mean(0)
+        self.descriptors = nn.ParameterList(
+            [*(former[place] for place in kept), *(mean.clone() for _ in newcomers)]
+        )
+        learned = [*self.descriptors.parameters(), *self.generator.parameters()]
+        optimizer = torch.optim.Adam(learned, lr=self.config.hypernet_lr)
+        remembered = self.optimizer.state
+        optimizer.state.update({p: remembered[p] for p in learned if p in remembered})
+        self.optimizer = optimizer
 
 
 METHOD = Method(

@@ -29,6 +29,7 @@ class PFedLAServer(Server):
     config: HypernetConfig
     persistent = ("pool", "hypernets", "optimizer")
     takes = ("delta",)
+    needs_everyone = "every client's hypernetwork writes a weight for each of the others"
 
     def __init__(self, config: HypernetConfig, setup: Setup) -> None:
         super().__init__(config, setup)

@@ -9,11 +9,11 @@ client's own ω_i.
 Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, where it
 starts, that updates have a sign, and what it forgets) is named in `LearnerConfig`; docs/learner.md
 has the evidence. A client that misses a round keeps its last Δ in the history and is not in
-Eq. (1); one without any update in the window, such as a newcomer, gets no ξ. One that was silent
-for `gone_after` rounds has left: history and learner forget it, and who comes back is a newcomer.
+Eq. (1); one without any update in the window, such as a newcomer, gets no ξ. With the clients that
+join and leave, learner and history become wider and narrower (`reseat`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from pydantic import Field
@@ -45,12 +45,6 @@ class PFedSeqConfig(MethodConfig, LearnerConfig):
         description="what the history holds of a client that missed a round: nothing, its last "
         "update again, or half of that",
     )
-    gone_after: int | None = Field(
-        None,
-        ge=1,
-        description="rounds without an answer after which a client is taken to have left for good, "
-        "and its place in the learner becomes a newcomer's; default: never",
-    )
 
     def advice(self, rounds: int) -> list[str]:
         """A warm-up that outlasts the run never lets the learner speak."""
@@ -66,15 +60,13 @@ class PFedSeqServer(Server):
     """Algorithm 1, the server's part."""
 
     config: PFedSeqConfig
-    persistent = ("adapters", "shared", "silent_rounds", "history", "learner", "optimizer")
+    persistent = ("adapters", "shared", "history", "learner", "optimizer")
     takes = ("delta",)
 
     def __init__(self, config: PFedSeqConfig, setup: Setup) -> None:
         super().__init__(config, setup)
-        num_clients = setup.num_clients
-        self.adapters = setup.initial.adapter.expand(num_clients, -1, -1)  # θ_i (N, K, D)
+        self.adapters = setup.initial.adapter.expand(setup.num_clients, -1, -1)  # θ_i (N, K, D)
         self.shared = setup.initial.adapter  # the mean adapter (K, D)
-        self.silent_rounds = self.adapters.new_zeros(num_clients, dtype=torch.int64)
         self.history = History(config.window_length)
         self.learner = CalibrationLearner(config, setup)
         self.optimizer = self.learner.optimizer()
@@ -92,8 +84,8 @@ class PFedSeqServer(Server):
         deltas, present = self.setup.stack(replies, "delta")  # Δ^t (N, K, D)
         if self.history and self.config.ablation != "frozen":  # empty at t = 1
             window = self.history.window()  # Δ^{max(1, t−L) : t−1}, which made ξ^{t−1}
-            step_along(self.optimizer, self.learner(window), deltas)  # Eq. (5)
-        self._give_up_places(present)
+            calibrations = self.learner(window, self.history.known())
+            step_along(self.optimizer, calibrations, deltas)  # Eq. (5)
         gaps = self.config.history_gap
         self.history.append(fill_gaps(deltas, present, self.history.newest(), gaps))
         updated = self.adapters + deltas  # θ̃_i
@@ -101,32 +93,33 @@ class PFedSeqServer(Server):
         self.adapters = self.shared.expand_as(updated)  # t ≤ W
         calibrations = torch.zeros_like(updated)
         if t > self.config.warmup_rounds:
-            base = self.shared if self.config.aggregates else self.setup.initial.adapter
-            known = self.history.known()[:, None, None]  # who is new gets the mean adapter
-            calibrations = torch.where(known, self._calibrations(), 0.0)
-            self.adapters = base + calibrations  # Eq. (3)
+            calibrations = self._calibrations()
+            self.adapters = self._base() + calibrations  # Eq. (3)
         self.figures = self._sizes(deltas, calibrations)
 
-    def _give_up_places(self, present: Tensor) -> None:
-        """Forget who has been silent for so long that it must have left."""
-        if self.config.gone_after is None:
-            return
-        self.silent_rounds = torch.where(present, 0, self.silent_rounds + 1)
-        for i in (self.silent_rounds == self.config.gone_after).nonzero().flatten().tolist():
-            self.history.forget(i)
-            initial = CalibrationLearner(self.config, self.setup)
-            self.learner.start_anew(i, initial, self.optimizer)
+    def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
+        """Newcomers get the mean adapter; what was learnt for those that stay is kept."""
+        super().reseat(kept, newcomers)
+        joined = self._base().expand(len(newcomers), -1, -1)
+        self.adapters = torch.cat([self.adapters[list(kept)], joined])
+        self.history.reseat(kept, len(newcomers))
+        self.learner, self.optimizer = self.learner.reseated(kept, self.setup, self.optimizer)
+
+    def _base(self) -> Tensor:
+        """What ξ_i is added to (K, D)."""
+        return self.shared if self.config.aggregates else self.setup.initial.adapter
 
     @torch.no_grad()
     def _calibrations(self) -> Tensor:
         """ξ^t (N, K, D), Eqs. (2) and (6); of it one part alone in two of the ablations."""
-        calibrations: Tensor = self.learner(self.history.window())
+        known = self.history.known()
+        calibrations: Tensor = self.learner(self.history.window(), known)
         match self.config.ablation:
             case "common":
-                return self._common(calibrations).expand_as(calibrations)
+                calibrations = self._common(calibrations).expand_as(calibrations)
             case "personal":
-                return calibrations - self._common(calibrations)
-        return calibrations
+                calibrations = calibrations - self._common(calibrations)
+        return torch.where(known[:, None, None], calibrations, 0.0)  # who is new gets the mean
 
     def _common(self, calibrations: Tensor) -> Tensor:
         """Σ_i |D_i| ξ_i / Σ_i |D_i| (K, D): what Eq. (1) adds to the mean adapter every round."""

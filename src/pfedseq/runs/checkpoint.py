@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -314,12 +314,21 @@ class _Stateful(Protocol):
 
 
 def server_state(server: Server) -> Tensors:
-    """All tensors behind the names in `Server.persistent`."""
-    return dict(_flat({name: getattr(server, name) for name in server.persistent}))
+    """All tensors behind the names in `Server.persistent`, and whose places they are."""
+    setup = server.setup
+    seats = {
+        "clients": torch.tensor(setup.clients),
+        "num_examples": torch.tensor(setup.num_examples),
+        "silent_rounds": server.silent_rounds,
+        "places": torch.zeros(setup.width, dtype=torch.uint8),  # a number could claim any width
+    }
+    memory = {name: getattr(server, name) for name in server.persistent}
+    return dict(_flat({"seats": seats, **memory}))
 
 
 def restore_server(server: Server, memory: Tensors, only: Sequence[str] | None = None) -> None:
     """Put what `server_state` gave back in its place: all that is persistent, or `only` a part."""
+    _restore_seats(server, memory)
     for name in only or server.persistent:
         value = getattr(server, name)
         mine = {k[len(name) + 1 :]: v for k, v in memory.items() if k.startswith(f"{name}/")}
@@ -334,6 +343,25 @@ def restore_server(server: Server, memory: Tensors, only: Sequence[str] | None =
             if (saved.shape, saved.dtype) != (value.shape, value.dtype):
                 raise ValueError(f"{name} has shape {tuple(saved.shape)}, not {tuple(value.shape)}")
             setattr(server, name, saved)
+
+
+def _restore_seats(server: Server, memory: Tensors) -> None:
+    """Give the server the clients that it had; an earlier pfedseq's had all from the start."""
+    seats = {k.removeprefix("seats/"): v for k, v in memory.items() if k.startswith("seats/")}
+    if not seats:
+        return
+    numbers, sizes, silent = (
+        seats[name].tolist() for name in ("clients", "num_examples", "silent_rounds")
+    )
+    most, setup = len(seats["places"]), server.setup
+    if len(silent) != len(numbers) or len({*numbers}) != len(numbers) or len(numbers) > most:
+        raise ValueError("clients and places do not belong together")
+    if min(*numbers, *sizes, *silent) < 0:
+        raise ValueError("a negative number of a client, of examples or of rounds")
+    if (*numbers, most) != (*setup.clients, setup.width):
+        server.setup = replace(setup, num_examples=(), numbers=(), most_clients=most)
+        server.reseat((), dict(zip(numbers, sizes, strict=True)))
+    server.silent_rounds = torch.tensor(silent)
 
 
 def _flat(named: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -2,13 +2,13 @@
 
 The server holds no data. It learns from the sites' hellos how many examples each has and of which
 classes, and writes that down with the run; when it was cut off it goes on from its checkpoint with
-those of the same sites that are there.
+those of the same sites that are there. A site that comes later is let in before a round begins.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -22,7 +22,7 @@ from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.record import DataRecord
 from pfedseq.engines.attendance import IntermittentClients
-from pfedseq.engines.flower.clients import FlowerClients, Guest, Roll, in_order
+from pfedseq.engines.flower.clients import FlowerClients, Guest, Roll
 from pfedseq.engines.flower.records import Request
 from pfedseq.engines.states import ClientStates
 from pfedseq.errors import InputError
@@ -51,11 +51,16 @@ class Federation:
     config: Config
     run: str
     roll: Roll
-    names: list[str]
-    hellos: tuple[Hello, ...]
+    first: Mapping[str, Hello]
+    """The sites that were there when the run began."""
     classes: tuple[str, ...]
     backbone: Backbone
     model: AdaptedModel
+
+    @property
+    def names(self) -> list[str]:
+        """All sites that have been let in, by number."""
+        return list(self.roll.members or ())
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +77,7 @@ class Federation:
 
     def made_with(self, name: str) -> MadeWith:
         """What a method's numbers depend on, for its checkpoints."""
-        sites = sites_record(self.config, self.names, self.hellos, self.classes)
+        sites = sites_record(self.config, self.first, self.first, self.classes)
         options = options_made_with(self.config, name, self.device)
         return options | {"sites and their data": digest(sites)}
 
@@ -82,14 +87,13 @@ class Federation:
         """A method before round 1; memories and personal models stay at the sites."""
         method, options = find_method(name), self.config.method_config(name)
         request = replace(self.roll.request, method=name, classes=self.classes)
-        clients = FlowerClients(
-            self.roll, self.names, request, self.config.flower.answer_seconds, self.device
-        )
+        seconds = self.config.flower.answer_seconds
+        clients = FlowerClients(self.roll, request, seconds, self.device)
         every, conditions = self.config.run.checkpoint_every, self.config.federation
         clients.kept_at = lambda t: max(0, (t - 1) // every * every - every)
         setup = Setup(
             self.model.initial,
-            tuple(hello.train_examples for hello in self.hellos),
+            tuple(hello.train_examples for hello in self.first.values()),
             self.config.run.rounds,
             self.config.run.seed,
             len(self.classes),
@@ -134,12 +138,18 @@ def _serve(
             "[privacy] is simulated in one process only, its noise follows from the run's seed: "
             "leave privacy.noise out of a federation of real sites"
         )
+    if config.federation.late_clients or config.federation.leaving_clients:
+        raise InputError(
+            "federation.late_clients and leaving_clients are simulated in one process only: real "
+            "sites come when they come, and federation.gone_after says when they have left"
+        )
     run = status.read().get("run") or uuid.uuid4().hex
     me = psutil.Process()
     about = {"run": run, "pid": me.pid, "created": me.create_time(), "absent": []}
     status.write("gathering", "waiting for the sites", **about)
     request = Request(run, config.run.methods[0], "hello", 0, 0, 0, 0, dump_config(config), ())
-    begun = _members(folder.read_data())
+    data = folder.read_data()
+    begun = _members(data)
     roll = Roll(grid, request, pause, begun)
     expected = len(begun) if begun else config.flower.sites or config.data.num_clients
     if expected is None:
@@ -151,26 +161,37 @@ def _serve(
 
     roll.gather(expected, config.flower.start_seconds, heard)
     assert roll.members is not None  # gathered
-    names = in_order(roll.members)
-    hellos = tuple(roll.members[name] for name in names)
-    classes = agreed_classes(dict(zip(names, hellos, strict=True)), config.flower.classes, tell)
+    first = dict(roll.members)
+    if data is not None:
+        first = {s["name"]: first[s["name"]] for s in data["clients"] if not s.get("joined")}
+    classes = agreed_classes(first, config.flower.classes, tell)
     backbone, model = load_model(config, len(classes))
     check_equipment(roll.guests.values(), model)
-    folder.keep_data(sites_record(config, names, hellos, classes))
-    federation = Federation(config, run, roll, names, hellos, classes, backbone, model)
+    folder.keep_data(sites_record(config, roll.members, first, classes))
+    federation = Federation(config, run, roll, first, classes, backbone, model)
     rounds = config.run.rounds
 
+    def admit(guest: Guest) -> None:
+        check_newcomer(guest, config, classes)
+        check_equipment([guest], model)
+        sites = {**(roll.members or {}), guest.card.name: guest.hello}
+        folder.replace_data(sites_record(config, sites, first, classes))
+        tell(f"site {guest.card.name} has come")
+
+    roll.admit = admit
+
     def after(record: RoundRecord) -> None:
-        there = set(range(len(names))) - set(record.absent)
+        names = federation.names
+        missing = set(record.absent)
         if record.scores is not None:
-            there &= set(record.scores.clients)
-        absent = [name for i, name in enumerate(names) if i not in there]
+            missing |= set(range(len(names))) - set(record.scores.clients)
+        absent = [names[i] for i in sorted(missing)]
         score = f", accuracy {record.scores.client_mean:.4f}" if record.scores else ""
         sentence = f"{record.method}: round {record.round} of {rounds}{score}"
-        status.write("running", sentence, absent=absent)
+        status.write("running", sentence, sites=names, absent=absent)
         tell(sentence + (f"; absent: {', '.join(absent)}" if absent else ""))
 
-    status.write("running", "round 1 has begun", sites=names)
+    status.write("running", "round 1 has begun", sites=federation.names)
     for name in config.run.methods:
         run_method(federation, folder, name, after, tell)
     return folder.write_summary()
@@ -212,19 +233,45 @@ def check_equipment(guests: Iterable[Guest], model: AdaptedModel) -> None:
             )
 
 
+def check_newcomer(guest: Guest, config: Config, classes: Sequence[str]) -> None:
+    """Refuse a site that comes too late for the run, or with classes that the run does not know."""
+    late = f"site {guest.card.name} was not there when the run began"
+    if not config.flower.newcomers:
+        raise InputError(f"{late}, and flower.newcomers is false: it is not asked")
+    for name in config.run.methods:
+        if why := find_method(name).server.needs_everyone:
+            raise InputError(
+                f"{late}, and {name} needs all sites from the first round on ({why}): it is not "
+                "asked"
+            )
+    theirs = guest.hello.class_names
+    unknown = sorted(set(theirs) - set(classes))
+    if unknown or (config.flower.classes == "same" and theirs != tuple(classes)):
+        what = f"images of {', '.join(unknown)}" if unknown else "other classes or another order"
+        raise InputError(f"{late}, and has {what}: it is not asked until its folders are renamed")
+
+
 def sites_record(
-    config: Config, names: Sequence[str], hellos: Sequence[Hello], classes: Sequence[str]
+    config: Config,
+    sites: Mapping[str, Hello],
+    first: Collection[str],
+    classes: Sequence[str],
 ) -> DataRecord:
-    """What partition.json holds of a federation: counts, where a run in one place has indices."""
-    sites = [
+    """What partition.json holds of a federation: counts, where a run in one place has indices.
+
+    Sites that were not among the `first` are marked.
+    """
+    hellos = sites.values()
+    described = [
         {
             "name": name,
             "train": hello.train_examples,
             "validation": hello.validation_examples,
             "test": hello.test_examples,
             "class_names": list(hello.class_names),
+            **({} if name in first else {"joined": True}),
         }
-        for name, hello in zip(names, hellos, strict=True)
+        for name, hello in sites.items()
     ]
     total = sum(h.train_examples + h.validation_examples + h.test_examples for h in hellos)
     return {
@@ -234,7 +281,7 @@ def sites_record(
         "labels_sha256": None,
         "class_names": list(classes),
         "notes": [],
-        "clients": sites,
+        "clients": described,
     }
 
 

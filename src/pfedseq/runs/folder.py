@@ -109,6 +109,10 @@ class RunFolder:
                 "the former data, or start a new run in another folder"
             )
 
+    def replace_data(self, record: DataRecord) -> None:
+        """Write down the data of sites that have joined a run, too."""
+        write_atomically(self.partition, _json(record))
+
     def read_data(self) -> DataRecord | None:
         """Which data the run was made on, or None before it has begun."""
         if not self.partition.exists():

@@ -36,6 +36,7 @@ _WITHOUT_EFFECT = {
     "flower.start_seconds",
     "flower.answer_seconds",
     "flower.classes",
+    "flower.newcomers",
 }
 _AS_BEFORE = {"federation.payload": "float32"}
 """Options with which a run is what it was before there were such options."""

@@ -78,30 +78,41 @@ class RoundRecord:
     refused: int = 0
     """How many clients' replies were refused."""
     absent: tuple[int, ...] = ()
-    """The clients whose training was not taken in: not asked, not answering, or refused."""
+    """Those with a place whose training was not taken in: not asked, not answering, or refused."""
     server: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """What the server measured, by backbone layer; pFedSeq: the sizes of Δ, ξ and its parts."""
+    joined: tuple[int, ...] = ()
+    """The clients that came before this round."""
+    left: tuple[int, ...] = ()
+    """The clients that left for good before it."""
 
     def to_json(self) -> dict[str, Any]:
         """One flat object."""
         scores = self.scores.to_json() if self.scores is not None else {}
         about = {"method": self.method, "round": self.round}
         attendance = {"answered": self.answered, "refused": self.refused}
-        absent = {"absent": list(self.absent)} if self.absent else {}
+        some = ("absent", "joined", "left")
+        who = {key: list(getattr(self, key)) for key in some if getattr(self, key)}
         server = {"server": dict(self.server)} if self.server else {}
-        return {**about, **scores, **asdict(self.cost), **attendance, **absent, **server}
+        return {**about, **scores, **asdict(self.cost), **attendance, **who, **server}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
         """What `to_json` gave; raises KeyError where something is missing."""
         scores = _read(Scores, values) if "client_mean" in values else None
-        attendance = (
-            values.get("answered"),
-            values.get("refused", 0),
-            tuple(values.get("absent", ())),
+        absent, joined, left = (tuple(values.get(key, ())) for key in ("absent", "joined", "left"))
+        return cls(
+            values["method"],
+            values["round"],
+            scores,
+            _read(Cost, values),
+            answered=values.get("answered"),
+            refused=values.get("refused", 0),
+            absent=absent,
+            server=values.get("server", {}),
+            joined=joined,
+            left=left,
         )
-        cost, server = _read(Cost, values), values.get("server", {})
-        return cls(values["method"], values["round"], scores, cost, *attendance, server)
 
 
 @dataclass(frozen=True)
@@ -239,7 +250,6 @@ def summarise_round(
     """
     scores = _scores(method, outcome.t, outcome.evaluated, names) if outcome.evaluated else None
     cost = Cost(**{f.name: getattr(outcome, f.name) for f in fields(Cost)})
-    everyone = range(len(names)) if names else outcome.answered
     return RoundRecord(
         method,
         outcome.t,
@@ -247,8 +257,10 @@ def summarise_round(
         cost,
         answered=len(outcome.answered),
         refused=len(outcome.refused),
-        absent=tuple(i for i in everyone if i not in outcome.answered),
+        absent=tuple(i for i in sorted(outcome.members) if i not in outcome.answered),
         server=outcome.server,
+        joined=outcome.joined,
+        left=outcome.left,
     )
 
 

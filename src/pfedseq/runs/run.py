@@ -12,6 +12,7 @@ from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.distribution import draw_distribution
 from pfedseq.data.record import data_record
 from pfedseq.engines.rounds import RoundOutcome, run_rounds
+from pfedseq.engines.seats import payloads
 from pfedseq.engines.states import ClientStates, DiskStates, MemoryStates
 from pfedseq.errors import InputError, WriteError
 from pfedseq.federation import Clients, Server
@@ -132,18 +133,21 @@ def run_method(
     interruption = interruption or Interruption(tell)
     section = world.config.run
     rounds = section.rounds
-    names = world.names
     states: ClientStates = MemoryStates()
     if world.config.engine.states == "disk":
         states = DiskStates(folder.states(name), world.device)
     checkpoints = Checkpoints(folder.checkpoints(name), states, world.made_with(name))
-    places = [folder.adapter(name, place) for place in client_folders(names)]
+    places = [folder.adapter(name, place) for place in client_folders(world.names)]
     server, clients = world.start(name, checkpoints.states, places)
     done = checkpoints.load(server, world.device, tell)
     folder.keep_records(name, done)
 
     def after_round(outcome: RoundOutcome) -> None:
+        names = world.names  # a federation's sites become more
         record = summarise_round(name, outcome, names)
+        for what, some in (("joined", outcome.joined), ("left", outcome.left)):
+            if some:
+                tell(f"{name}, round {outcome.t}: {what}: {', '.join(names[i] for i in some)}")
         for i, reason in outcome.refused.items():
             tell(f"{name}, round {outcome.t}: client {names[i]} was left out: {reason}")
         folder.append(record)
@@ -156,6 +160,6 @@ def run_method(
 
     left = range(done + 1, rounds + 1)
     run_rounds(server, clients, left, after_round, section.evaluate_every, world.config.federation)
-    clients.call("export", rounds, {i: server.payload(i) for i in clients.ids})
+    clients.call("export", rounds, payloads(server))
     if isinstance(states, DiskStates):
         states.discard()

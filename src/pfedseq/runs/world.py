@@ -162,11 +162,12 @@ class World:
             states=states,
             payload=self.config.federation.payload,
         )
-        hellos = introduce(clients)
         conditions = self.config.federation
         if self.config.privacy.noise is not None:
             clients = PrivateClients(clients, self.config.privacy, self.config.run.seed)
-        clients = IntermittentClients(clients, conditions, self.config.run.seed)
+        some = IntermittentClients(clients, conditions, self.config.run.seed)
+        first = some.joined(1)
+        hellos = introduce(clients, first)
         setup = Setup(
             self.model.initial,
             tuple(hello.train_examples for hello in hellos),
@@ -176,8 +177,9 @@ class World:
             self.auxiliary if method.needs_auxiliary else None,
             conditions.aggregation,
             conditions.trim,
+            tuple(first),
         )
-        return method.server(options, setup), clients
+        return method.server(options, setup), some
 
     def _site(self, i: int, place: Path, method: str) -> ExampleSite:
         """Client i's site, which saves its personal model to the folder `place`."""

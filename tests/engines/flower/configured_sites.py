@@ -17,10 +17,10 @@ class ConfiguredSite(Site):
         return answer_here(self.config, Envelope.of_records(content)).to_records()
 
 
-def digits_sites(folder):
+def digits_sites(folder, count=2):
     return [
         ConfiguredSite(
             {"partition-id": k, "state": str(folder / f"site{k}"), "device": "cpu"}, k + 7
         )
-        for k in range(2)
+        for k in range(count)
     ]

@@ -10,7 +10,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from pfedseq.engines.flower.clients import FlowerClients, Roll, in_order
+from pfedseq.engines.flower.clients import FlowerClients, Roll
 from pfedseq.engines.flower.envelope import Envelope
 from pfedseq.engines.flower.records import Request
 from pfedseq.engines.flower.site import Equipment, SiteFolder, answer_envelope
@@ -130,7 +130,7 @@ def request(method="toy"):
     return Request("r", method, "hello", 0, 0, 0, 0, "", ())
 
 
-def connect(grid, expected, seconds=1.0, members=None, tell=lambda sentence: None):
-    roll = Roll(grid, request(), pause=0.0, members=members)
+def connect(grid, expected, seconds=1.0, members=None, tell=lambda sentence: None, admit=None):
+    roll = Roll(grid, request(), pause=0.0, members=members, admit=admit)
     roll.gather(expected, seconds, tell)
-    return FlowerClients(roll, in_order(roll.members), request(), seconds)
+    return FlowerClients(roll, request(), seconds)

@@ -238,7 +238,12 @@ def test_strangers_and_changed_data_are_not_asked(sites, tmp_path, caplog):
     clients = connect(grid, 2, seconds=0.2)
     grid.sites = sites
     assert train(clients, 1) == {0: 1, 1: 1}
+    while not clients.roll.strangers:
+        clients.roll.look()
+    assert clients.members(2, (0, 1)) == [0, 1]
     assert "site c was not there when the run began" in caplog.text
+    assert clients.members(3, (0, 1)) == [0, 1]
+    assert len(sites[2].heard) == 1, "it is told once"
     other = federation(
         tmp_path, CountingMethod, MethodConfig(), quadratic_federation(CENTERS[:1], (9,))
     )

@@ -71,7 +71,11 @@ class _Asked:
 
 
 class Roll:
-    """The sites that are there, by name; `members` are those of a run that has begun before."""
+    """The sites that are there, by name; `members` are those of a run that has begun before.
+
+    Once a run has begun, `admit` is asked about sites that come later; it raises InputError where
+    one is not let in.
+    """
 
     def __init__(
         self,
@@ -79,16 +83,21 @@ class Roll:
         request: Request,
         pause: float = 0.3,
         members: Mapping[str, Hello] | None = None,
+        admit: Callable[[Guest], None] | None = None,
     ) -> None:
         self.grid, self.request, self.pause = grid, request, pause
+        self.admit = admit or _nobody
         self.guests: dict[str, Guest] = {}
+        self.strangers: dict[str, Guest] = {}
+        """Sites that have said hello after the run began, and wait for the next round."""
         self.members = None if members is None else dict(members)
+        """The sites of the run; the order is that of their numbers. None before it has begun."""
         self._asked: dict[Node, tuple[str, float]] = {}
         self._known: set[Node] = set()
         self._refused: list[str] = []
 
     def gather(self, expected: int, seconds: float, tell: Callable[[str], None]) -> None:
-        """Wait until `expected` sites have said hello; from then on nobody else is let in.
+        """Wait until `expected` sites have said hello; those that come later are strangers.
 
         Of a run that has begun before, any of its sites will do to go on.
         """
@@ -110,7 +119,7 @@ class Roll:
                 "running? (flower.sites, flower.start_seconds)"
             )
         if self.members is None:
-            self.members = {name: guest.hello for name, guest in self.guests.items()}
+            self.members = {name: self.guests[name].hello for name in self.names()}
 
     def names(self) -> list[str]:
         """Those that have said hello, in order."""
@@ -160,7 +169,7 @@ class Roll:
         name = guest.card.name
         holder = self.guests.get(name)
         if self.members is not None and name not in self.members:
-            self._refuse(f"site {name} was not there when the run began: it is not asked")
+            self.strangers[name] = guest
         elif self.members is not None and guest.hello != self.members[name]:
             self._refuse(
                 f"site {name} has come back with other data than it had: it is not asked until "
@@ -174,9 +183,30 @@ class Roll:
         elif holder is None or guest.node.activated >= holder.node.activated:
             self.guests[name] = guest
 
+    def let_in(self) -> dict[str, Node]:
+        """The nodes that are online now, by site, strangers that may come in among them."""
+        online = self.look()
+        for name in in_order(self.strangers):
+            guest = self.strangers.pop(name)
+            try:
+                self.admit(guest)
+            except InputError as problem:
+                self._refuse(str(problem))
+                continue
+            assert self.members is not None  # nobody is a stranger before
+            self.members[name] = guest.hello
+            self.guests[name] = guest
+            online[name] = guest.node
+        return online
+
     def _refuse(self, sentence: str) -> None:
         self._refused.append(sentence)
         log.warning("%s", sentence)
+
+
+def _nobody(guest: Guest) -> None:
+    """The run is closed to all that come later."""
+    raise InputError(f"site {guest.card.name} was not there when the run began: it is not asked")
 
 
 class FlowerClients:
@@ -185,28 +215,43 @@ class FlowerClients:
     def __init__(
         self,
         roll: Roll,
-        names: Sequence[str],
         request: Request,
         seconds: float,
         device: torch.device | None = None,
     ) -> None:
-        self.roll, self.names, self.request = roll, tuple(names), request
+        self.roll, self.request = roll, request
         self.seconds, self.device = seconds, device
         self.kept_at: Callable[[int], int] = lambda t: 0
         """The round to whose end the server may come back in round t: sites keep that memory."""
         self._exchange = (0, -1)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The sites by number; one that is let in later gets the next."""
+        return tuple(self.roll.members or ())
+
+    @property
     def ids(self) -> Sequence[int]:
-        """All sites that were there when the run began."""
+        """All sites that have been let in."""
         return range(len(self.names))
+
+    def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
+        """Who has a place keeps it; one is there for every other site that can be reached now."""
+        online = self.roll.let_in()
+        return [i for i, name in enumerate(self.names) if i in before or name in online]
 
     def participants(self, t: int) -> Sequence[int]:
         """All of them are asked; who is not there is absent."""
         return self.ids
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
-        """Ask the sites and wait for them; who does not answer in time is missing."""
+        """Ask the sites and wait for them; who does not answer in time is missing.
+
+        A site says hello when it comes: nobody is asked for that again.
+        """
+        if step == "hello":
+            hellos = list((self.roll.members or {}).values())
+            return {i: hellos[i].reply() for i in down}
         self._exchange = (t, self._exchange[1] + 1 if self._exchange[0] == t else 0)
         asked = _Asked(down, set(down))
         replies: dict[int, Reply] = {}

@@ -39,12 +39,13 @@ def calibration_origins(folder: RunFolder) -> dict[str, Any] | None:
         raise InputError(
             f"the checkpoint of {folder.path} is of another kind ({problem})"
         ) from None
-    found = attribute(server.learner, server.history.window())
+    known = server.history.known()
+    found = attribute(lambda window: server.learner(window, known), server.history.window())
     length = found.parts.shape[-1]
     return {
         "round": t,
         "seed": config.run.seed,
-        "clients": [client["name"] for client in data["clients"]],
+        "clients": [data["clients"][i]["name"] for i in server.setup.clients],
         "rounds": list(range(t - length + 1, t + 1)),
         "by_client": _plain(found.by_client),
         "by_round": _plain(found.parts.sum(1)),
