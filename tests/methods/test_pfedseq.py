@@ -20,7 +20,7 @@ class Gain(nn.Module):
         super().__init__()
         self.gain = nn.Parameter(torch.tensor(gain))
 
-    def forward(self, window):
+    def forward(self, window, known):
         return self.gain * window.sum(2).permute(2, 0, 1)  # (K, D, L, N) → (N, K, D)
 
 

@@ -35,8 +35,8 @@ class IntermittentClients(PassingClients):
 
     def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
         """Who has not left keeps its place; a newcomer gets one when it is first asked."""
+        there = super().members(t, before)  # first of all: it may let in somebody new
         asked, joined = self.participants(t), self.joined(t)
-        there = super().members(t, before)
         return [i for i in there if i in asked or (i in before and i in joined)]
 
     def participants(self, t: int) -> Sequence[int]:

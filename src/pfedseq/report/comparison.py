@@ -60,11 +60,9 @@ def tabulate(summaries: Mapping[str, Sequence[MethodSummary]]) -> list[Compariso
     local_cost = _seconds_per_round(local) if local else None
     rows = []
     for name, runs in summaries.items():
+        mine, theirs = ([run.test_accuracy for run in of] for of in (runs, reference))
         pairs = [
-            (accuracy, theirs.by_client[i])
-            for mine, theirs in zip(runs, reference, strict=True)
-            for i, accuracy in mine.by_client.items()
-            if i in theirs.by_client  # clients may have left
+            pair for both in zip(mine, theirs, strict=True) for pair in zip(*both, strict=True)
         ]
         validated = [run.best_on_validation for run in runs if run.best_on_validation is not None]
         cost = _seconds_per_round(runs)
