@@ -52,6 +52,8 @@ TESTS = {
     "params.py": "test_params methods/test_simple_methods methods/test_ditto test_federation "
     "engines/test_screening",
     "optim.py": "methods/test_simple_methods methods/test_server_optimizers methods/test_pfedseq",
+    "federation.py": "test_federation methods/test_simple_methods engines/test_hello "
+    "methods/test_identities engines/test_screening methods/test_conformance",
     "data/partition.py": "data/test_random_choices data/test_partition",
     "methods/parts/hypernets.py": "methods/parts/test_hypernets methods/test_pfedhn "
     "methods/test_pfedla methods/test_hyper_identities methods/test_pefll methods/test_leaving",
@@ -63,7 +65,8 @@ TESTS = {
     "learners/calibration.py": "learners/test_attribution learners/test_leaving "
     "learners/test_architectures methods/test_pfedseq methods/test_leaving",
     "learners/fused_mamba.py": "learners/test_mamba learners/test_mamba_paths",
-    "learners/history.py": "learners/test_history learners/test_leaving methods/test_pfedseq",
+    "learners/history.py": "learners/test_history learners/test_leaving methods/test_pfedseq "
+    "methods/test_leaving",
     "learners/mamba*.py": "learners/test_mamba learners/test_architectures learners/test_leaving "
     "learners/test_mamba_paths",
     "learners/selective_scan.py": "learners/test_selective_scan learners/test_mamba",
@@ -292,7 +295,7 @@ def run_until_failure(items: list[pytest.Item], limit: int, place: Path) -> None
     """In a fork: run tests until one fails, and end with 1 if one did."""
     os.setsid()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(limit)
+    signal.alarm(10 * limit)  # for tests that wait for ever
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -396,7 +399,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the choice")
     parser.add_argument("--again", action="store_true", help="only what was not noticed before")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--limit", type=int, default=120, help="seconds for a mutant's tests")
+    parser.add_argument(
+        "--limit", type=int, default=120, help="seconds of computing for one change"
+    )
     given = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     mutants = [mutant for file in given.files or every_file() for mutant in mutants_of(file)]

@@ -243,6 +243,14 @@ def test_impossible_numbers_are_named():
         partition.pathological(labels, 60, 2, rng)
 
 
+@pytest.mark.parametrize(
+    ("images", "clients", "least"),
+    [(2000, 10, 40), (800, 10, 40), (799, 10, 39), (70, 10, 3), (15, 10, 1), (10, 10, 1)],
+)
+def test_pfllibs_smallest_client_has_40_images_or_half_an_equal_share(images, clients, least):
+    assert partition.pfllib_min_samples(images, clients) == least
+
+
 def test_a_client_without_test_images_is_refused_by_name():
     lonely = partition.split_at_random(
         "drawer 7",

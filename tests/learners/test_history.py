@@ -50,3 +50,18 @@ def test_known_are_the_clients_with_an_update_in_the_window():
     assert history.known().tolist() == [True, True, False]
     history.append(torch.zeros_like(THEN))
     assert history.known().tolist() == [True, False, False], "client 1's has left the window"
+
+
+def test_forgetting_a_client_leaves_the_others_and_what_was_read_before():
+    history = History(3)
+    for value in (1.0, 2.0):
+        history.append(torch.full((3, 1, 2), value))
+    before, newest = history.window(), history.newest()
+    history.forget(1)
+    assert history.window()[0, 0].tolist() == [[1, 0, 1], [2, 0, 2]]
+    assert history.known().tolist() == [True, False, True]
+    assert before.eq(0).sum() == 0
+    assert newest.eq(2).all()
+    for value in (3.0, 4.0):
+        history.append(torch.full((3, 1, 2), value))
+    assert history.window()[0, 0].tolist() == [[2, 0, 2], [3, 3, 3], [4, 4, 4]]
