@@ -51,7 +51,8 @@ NOT_MADE = 70
 TESTS = {
     "params.py": "test_params methods/test_simple_methods methods/test_ditto test_federation "
     "engines/test_screening",
-    "optim.py": "methods/test_simple_methods methods/test_server_optimizers methods/test_pfedseq",
+    "optim.py": "methods/test_simple_methods methods/parts/test_hypernets methods/test_pfedhn "
+    "methods/test_server_optimizers methods/test_pfedla methods/test_pfedseq methods/test_pefll",
     "federation.py": "test_federation methods/test_simple_methods engines/test_hello "
     "methods/test_identities engines/test_screening methods/test_conformance",
     "data/partition.py": "data/test_random_choices data/test_partition",

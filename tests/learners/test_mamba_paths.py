@@ -15,7 +15,7 @@ from torch import Tensor
 from pfedseq.errors import InputError
 from pfedseq.learners import MambaLearner
 from pfedseq.learners import fused_mamba as fused_module
-from pfedseq.learners.fused_mamba import fused_mamba, load_variant
+from pfedseq.learners.fused_mamba import _num_threads, fused_mamba, load_variant
 from pfedseq.learners.mamba import MambaBlock
 from tests.learners.reference import (
     assert_like_the_reference,
@@ -139,6 +139,15 @@ def test_the_number_of_threads_changes_no_bit(path: str, monkeypatch: pytest.Mon
     for other in results[1:]:
         for first, second in zip(results[0], other, strict=True):
             assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("wanted", "threads"), [("3", 3), ("0", 2), ("2,4", 2), ("", 2)])
+def test_threads_are_those_asked_for_or_the_cores_we_may_use(
+    wanted: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {4, 7}, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    assert _num_threads() == threads
 
 
 def test_several_chunks_equal_the_plain_path(path: str) -> None:
