@@ -134,6 +134,21 @@ def test_batches_cover_everything_in_an_order_of_their_own(site):
     assert first != [b.tolist() for b in site.task(2, "train").batches(2)]
 
 
+@pytest.mark.parametrize("of_another", ["seed", "client"])
+def test_order_and_draw_depend_on_the_seed_and_the_client(site, of_another):
+    short = replace(site, examples_per_round=8)
+    other = replace(short, **{of_another: getattr(site, of_another) + 1})
+    assert not torch.equal(short.drawn(1).sort().values, other.drawn(1).sort().values)
+    other = replace(other, examples_per_round=None)
+    for step in ("train", "evaluate"):
+        orders = [torch.cat([*s.task(1, step).batches(1)]).tolist() for s in (site, other)]
+        assert orders[0] != orders[1]
+    trained, tested = (
+        torch.cat([*site.task(1, step).batches(1)]) for step in ("train", "evaluate")
+    )
+    assert not torch.equal(trained, tested)
+
+
 def test_score_counts_what_is_right(site, model):
     """Against a plain forward over the split, one image at a time."""
     phi, task = jittered(model), site.task(1, "evaluate")
