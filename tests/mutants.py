@@ -57,21 +57,22 @@ TESTS = {
     "methods/test_identities engines/test_screening methods/test_conformance",
     "data/partition.py": "data/test_random_choices data/test_partition",
     "methods/parts/hypernets.py": "methods/parts/test_hypernets methods/test_pfedhn "
-    "methods/test_pfedla methods/test_hyper_identities methods/test_pefll methods/test_leaving",
+    "methods/test_pfedla methods/test_hyper_identities methods/test_pefll "
+    "methods/test_joining_and_leaving",
     "methods/parts/own_head.py": "methods/test_pfedhn methods/test_pfedseq",
     "methods/*.py": "methods/test_{stem} methods/test_simple_methods "
     "methods/test_server_optimizers methods/test_hyper_identities methods/test_identities "
-    "methods/test_leaving methods/test_conformance",
+    "methods/test_joining_and_leaving methods/test_conformance",
     "learners/attribution.py": "learners/test_attribution",
-    "learners/calibration.py": "learners/test_attribution learners/test_leaving "
-    "learners/test_architectures methods/test_pfedseq methods/test_leaving",
+    "learners/calibration.py": "learners/test_attribution learners/test_resizing "
+    "learners/test_architectures methods/test_pfedseq methods/test_joining_and_leaving",
     "learners/fused_mamba.py": "learners/test_mamba learners/test_mamba_paths",
-    "learners/history.py": "learners/test_history learners/test_leaving methods/test_pfedseq "
-    "methods/test_leaving",
-    "learners/mamba*.py": "learners/test_mamba learners/test_architectures learners/test_leaving "
-    "learners/test_mamba_paths",
+    "learners/history.py": "learners/test_history learners/test_resizing methods/test_pfedseq "
+    "methods/test_joining_and_leaving",
+    "learners/mamba*.py": "learners/test_mamba learners/test_architectures "
+    "learners/test_resizing learners/test_mamba_paths",
     "learners/selective_scan.py": "learners/test_selective_scan learners/test_mamba",
-    "learners/*.py": "learners/test_architectures learners/test_leaving methods/test_pfedseq",
+    "learners/*.py": "learners/test_architectures learners/test_resizing methods/test_pfedseq",
     "engines/flower/*.py": "engines/flower/test_parity engines/flower/test_faults",
     "engines/answer.py": "engines/test_hello engines/test_states engines/test_wire "
     "methods/test_identities engines/test_screening",

@@ -1,5 +1,7 @@
 """The changes of `make mutants` are made, each in its function alone."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -54,3 +56,9 @@ def test_every_file_with_changes_has_tests():
     files = mutants.every_file()
     assert {"params.py", "methods/fedavg.py", "runs/world.py", "data/partition.py"} <= set(files)
     assert all(mutants.tests_of(file) for file in files)
+
+
+def test_the_named_test_files_exist():
+    named = {name for names in mutants.TESTS.values() for name in names.split()}
+    plain = sorted(name for name in named if "{" not in name)
+    assert [name for name in plain if not Path(f"tests/{name}.py").exists()] == []

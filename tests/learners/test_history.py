@@ -52,16 +52,14 @@ def test_known_are_the_clients_with_an_update_in_the_window():
     assert history.known().tolist() == [True, False, False], "client 1's has left the window"
 
 
-def test_forgetting_a_client_leaves_the_others_and_what_was_read_before():
+def test_who_left_is_forgotten_and_who_came_is_unknown():
+    """Client 1 leaves, another comes: rows 0 and 2 move up, and the length stays bounded."""
     history = History(3)
     for value in (1.0, 2.0):
-        history.append(torch.full((3, 1, 2), value))
-    before, newest = history.window(), history.newest()
-    history.forget(1)
-    assert history.window()[0, 0].tolist() == [[1, 0, 1], [2, 0, 2]]
-    assert history.known().tolist() == [True, False, True]
-    assert before.eq(0).sum() == 0
-    assert newest.eq(2).all()
+        history.append(value * torch.tensor([1.0, 10.0, 100.0]).view(3, 1, 1).expand(3, 1, 2))
+    history.reseat([0, 2], newcomers=1)
+    assert history.window()[0, 1].tolist() == [[1, 100, 0], [2, 200, 0]]
+    assert history.known().tolist() == [True, True, False]
     for value in (3.0, 4.0):
         history.append(torch.full((3, 1, 2), value))
-    assert history.window()[0, 0].tolist() == [[2, 0, 2], [3, 3, 3], [4, 4, 4]]
+    assert history.window()[0, 1].tolist() == [[2, 200, 0], [3, 3, 3], [4, 4, 4]]
