@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from pfedseq.config import make_config
 from pfedseq.experiments import plan as planning
@@ -96,6 +97,24 @@ def test_the_last_evaluation_is_that_of_the_last_round(rounds, expected):
     """Round t takes 10 t s: of three, two are as the second; of two, one is as the first."""
     outcomes = [planning.RoundOutcome(t, {}, 0, 0, 0.0, 0.0, 10.0 * t, 0.0) for t in (1, 2, 3)]
     assert planning._evaluate_seconds(outcomes, rounds, every=1) == pytest.approx(expected)
+
+
+def test_the_end_of_the_warm_up_is_a_step_and_no_growth(monkeypatch):
+    """A clock that counts windows: 1 s for each update that is trained on, 4 s for each read later.
+
+    L = 3, W = 4, T = 8: trained on 0, 1, 2, 3, 3, 3, 3, 3; from round 5 on, three are read.
+    """
+
+    def count(server, clients, rounds, after_round, every, conditions):
+        for t in rounds:
+            seconds = len(server.history) + 4.0 * min(t, 3) * (t > 4)
+            server.history.append(torch.zeros(3, *server.setup.initial.adapter.shape))
+            after_round(planning.RoundOutcome(t, {}, 0, 0, 0.0, seconds, 0.0, seconds))
+
+    monkeypatch.setattr(planning, "run_rounds", count)
+    config = make_config(CONFIG, ["run.rounds=8", "methods.pfedseq.warmup_rounds=4"])
+    (row,) = planning.plan(World.build(config), ["pfedseq"], lambda *_: None).methods
+    assert row.server_seconds == pytest.approx((0 + 1 + 2 + 5 * 3) + 4 * 4 * 3)
 
 
 def test_a_growing_window_is_followed_until_it_is_full():

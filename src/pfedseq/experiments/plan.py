@@ -3,7 +3,8 @@
 Each method really runs three short rounds (the first, the second and the last) on a few batches of
 every client, which is scaled up by the number of examples. What does not depend on the examples,
 the server's work and the checkpoints, is measured as it is; a history of updates is filled before
-the last round, so that the learner's longest window is among what is measured.
+the last round, so that the learner's longest window is among what is measured. Where a warm-up ends
+in between, a fourth round, still in the warm-up, tells what comes with its end from what grows.
 """
 
 from __future__ import annotations
@@ -133,10 +134,11 @@ def _plan_method(world: World, small: World, name: str) -> MethodPlan:
         else _growing_seconds(
             first.server_seconds,
             second.server_seconds,
-            last.server_seconds,
+            (found.warm or last).server_seconds,
             history.max_length,
             rounds,
-        ),
+        )
+        + _seconds_after_warmup(found, history.max_length, rounds),
         evaluate_seconds=evaluated * _evaluate_seconds(found.outcomes, rounds, run.evaluate_every),
         saving_seconds=found.saving_seconds * ceil(rounds / run.checkpoint_every),
         bytes_up=round(total(lambda outcome: outcome.bytes_up)),
@@ -153,6 +155,8 @@ class _Measured(NamedTuple):
     states: list[Tensors]
     saving_seconds: float
     """Of the last checkpoint."""
+    warm: RoundOutcome | None
+    """Of the warm-up's last round, with a full history; none where no warm-up ends in between."""
 
 
 def _measure(small: World, name: str) -> _Measured:
@@ -174,17 +178,36 @@ def _measure(small: World, name: str) -> _Measured:
         history = _history_of(server)
         while history is not None and len(history) < history.max_length:
             history.append(history.window()[:, :, -1].permute(2, 0, 1))  # Δ^t (N, K, D) once more
-        last = max(3, small.config.run.rounds)
-        run_rounds(server, clients, range(last, last + 1), after_round, 1, conditions)
-        return _Measured(
-            outcomes, server, [checkpoints.states.get(i) for i in server.setup.clients], seconds
+        last, warmup, warm = (
+            max(3, small.config.run.rounds),
+            _warmup_of(server),
+            list[RoundOutcome](),
         )
+        if history is not None and 2 <= warmup < last:
+            run_rounds(server, clients, range(warmup, warmup + 1), warm.append, 1, conditions)
+        run_rounds(server, clients, range(last, last + 1), after_round, 1, conditions)
+        states = [checkpoints.states.get(i) for i in server.setup.clients]
+        return _Measured(outcomes, server, states, seconds, warm[0] if warm else None)
 
 
 def _history_of(server: Server) -> History | None:
     """A server's window over past updates, which makes its work grow until it is full."""
     history = getattr(server, "history", None)
     return history if isinstance(history, History) else None
+
+
+def _warmup_of(server: Server) -> int:
+    """W: rounds in which a server does less than in those that follow."""
+    return int(getattr(server.config, "warmup_rounds", 0))
+
+
+def _seconds_after_warmup(found: _Measured, length: int, rounds: int) -> float:
+    """What comes on top once the warm-up is over: it reads a window of t rounds, of L at most."""
+    if found.warm is None:
+        return 0.0
+    full = max(0.0, found.outcomes[-1].server_seconds - found.warm.server_seconds)
+    later = range(_warmup_of(found.server) + 1, rounds + 1)
+    return sum(full * min(t, length) / length for t in later)
 
 
 def _growing_seconds(first: float, short: float, full: float, length: int, rounds: int) -> float:
