@@ -1,10 +1,12 @@
 """`pfedseq flower`: keys that fit, processes that are one's own, sentences for what is missing."""
 
+import json
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import psutil
@@ -14,9 +16,10 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
 from pfedseq.cli import app
+from pfedseq.cli import flower as flower_commands
 from pfedseq.cli.certificates import make_certificates
-from pfedseq.cli.flower import _ended
-from pfedseq.cli.loopback import Loopback, Started, stop
+from pfedseq.cli.flower import _ended, _watch
+from pfedseq.cli.loopback import CONNECTION, Loopback, Started, stop
 from pfedseq.errors import InputError
 from pfedseq.runs.status import StatusFile
 
@@ -108,6 +111,52 @@ def test_a_server_that_died_without_a_word_is_noticed(tmp_path):
     assert _ended(status.read()) == "the server was stopped in the middle"
     status.write("finished", "all methods are done")
     assert _ended(status.read()) is None
+
+
+def test_a_run_that_has_not_begun_is_waited_for(tmp_path, monkeypatch, capsys):
+    """For as long as Flower does not give it up; what an earlier run has left is not its word."""
+    monkeypatch.setattr(flower_commands, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(flower_commands, "TELL_SECONDS", 0.05)
+    (tmp_path / "config.toml").write_text("[run]\nrounds = 2\n")
+    status = StatusFile(tmp_path)
+    status.write("failed", "of an earlier run")
+    asked = time.time()
+    fates = iter([None, None, "Flower says finished:failed"])
+    with pytest.raises(InputError, match="was not begun: Flower says finished:failed"):
+        _watch(tmp_path, asked, lambda: next(fates))
+    assert capsys.readouterr().err.count("waiting for Flower's server to begin") == 2
+
+    def fate():
+        status.write("failed", "no room on the disk")
+        return "Flower says finished:failed"
+
+    with pytest.raises(InputError, match="no room on the disk"):
+        _watch(tmp_path, asked, fate)
+
+
+def test_what_flower_says_of_a_run(tmp_path, monkeypatch):
+    said = {}
+
+    def flwr(self, *arguments):
+        assert arguments[:4] == ("ls", CONNECTION, "--run-id", "7")
+        return json.dumps(said)
+
+    monkeypatch.setattr(Loopback, "flwr", flwr)
+    federation = Loopback(tmp_path)
+    for row, fate in (
+        ({"status": "starting", "status-details": ""}, None),
+        ({"status": "running", "status-details": ""}, None),
+        (
+            {"status": "finished:failed", "status-details": "no app"},
+            "Flower says finished:failed no app",
+        ),
+    ):
+        said.clear()
+        said.update(success=True, runs=[row])
+        assert federation.fate("7") == fate
+    said.clear()
+    said.update({"success": False, "error-message": "no such run"})
+    assert federation.fate("7") == "the SuperLink does not know of it (no such run)"
 
 
 def test_watching_ends_with_the_servers_own_sentence(tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +30,8 @@ Methods = Annotated[
 ]
 DEFAULT_FOLDER = Path("federation")
 WATCH_SECONDS = 1.0
-LOST_SECONDS = 120.0
-"""How long a run may take to start before it is given up."""
+TELL_SECONDS = 20.0
+"""After which, and how often, it is said what a run that has not begun is waited for."""
 
 
 @app.callback()
@@ -183,7 +185,7 @@ def watch(
     Example: `pfedseq flower watch results`
     """
     try:
-        _watch(out.absolute(), 0.0)
+        _watch(out.absolute(), 0.0, lambda: None)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
@@ -234,16 +236,18 @@ def _submit(federation: Any, out: Path, config: Path | None) -> None:
     asked = time.time()
     values = {"out": str(out)} | ({"config": str(config)} if config else {})
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
-    federation.flwr("run", str(federation.app), CONNECTION, "--run-config", text)
+    printed = federation.flwr("run", str(federation.app), CONNECTION, "--run-config", text)
     federation.remember_run(out)
+    number = re.search(r"started run (\d+)", printed)
     try:
-        _watch(out, asked)
+        _watch(out, asked, lambda: federation.fate(number[1]) if number else None)
     except KeyboardInterrupt:
         print(f"pfedseq: the run goes on: see pfedseq flower status and {out}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _watch(out: Path, asked: float) -> None:
+def _watch(out: Path, asked: float, fate: Callable[[], str | None]) -> None:
+    """Show how a run stands from `asked` on; `fate` says why one that has not begun never will."""
     from pfedseq.config import load_config
     from pfedseq.report.figures import draw_curves
     from pfedseq.report.progress import ProgressDisplay
@@ -252,11 +256,7 @@ def _watch(out: Path, asked: float) -> None:
     from pfedseq.runs.status import StatusFile
 
     folder, file = RunFolder(out), StatusFile(out)
-    begun = time.time()
-    while (how := file.read()).get("at", -1.0) < asked:
-        if time.time() - begun > LOST_SECONDS:
-            raise InputError(f"Flower's server has not begun {out}: see the SuperLink's log")
-        time.sleep(WATCH_SECONDS)
+    _await_server(out, file, asked, fate)
     config = load_config(folder.config)
     said, shown = "", 0
     with ProgressDisplay(config.run.methods, config.run.rounds, {}) as display:
@@ -279,6 +279,27 @@ def _watch(out: Path, asked: float) -> None:
     draw_curves(folder)
     print_results(folder.read_summary(), out)
     print("Personal models are at the sites: RUN/METHOD/model in each site's own folder.")
+
+
+def _await_server(out: Path, file: Any, asked: float, fate: Callable[[], str | None]) -> None:
+    """Until our server has written how the run stands, however long the machine takes to start it.
+
+    A run may have to wait for another one to end, and a server for its backbone to be downloaded.
+    """
+    begun = told = time.monotonic()
+    while file.read().get("at", -1.0) < asked:
+        now = time.monotonic()
+        if now - told > TELL_SECONDS:
+            told = now
+            why = fate()
+            if why and file.read().get("at", -1.0) < asked:
+                raise InputError(f"{out} was not begun: {why}; the SuperLink's log says more")
+            print(
+                f"pfedseq: waiting for Flower's server to begin {out} ({now - begun:.0f} s so far; "
+                "Ctrl-C ends the waiting, not the run)",
+                file=sys.stderr,
+            )
+        time.sleep(WATCH_SECONDS)
 
 
 def _ended(how: dict[str, Any]) -> str | None:

@@ -160,6 +160,15 @@ class Loopback:
             raise InputError(f"flwr {arguments[0]}: {' '.join(line for line in lines if line)}")
         return done.stdout
 
+    def fate(self, run: str) -> str | None:
+        """What Flower says of a run that has ended; None while it waits, starts or runs."""
+        answer = json.loads(self.flwr("ls", CONNECTION, "--run-id", run, "--format", "json"))
+        if not answer.get("success"):
+            return f"the SuperLink does not know of it ({answer.get('error-message')})"
+        (row,) = answer["runs"]
+        how = " ".join(word for word in (row["status"], row["status-details"]) if word)
+        return f"Flower says {how}" if row["status"].startswith("finished") else None
+
     def remember_run(self, out: Path) -> None:
         """Note where a run's results are."""
         values = self.read()
