@@ -1,16 +1,23 @@
 """Times a server round of the Mamba learner, ours beside public Mambas, and prints the ratios.
 
     python benchmarks/learner.py --quick              the headline shape only, about two minutes
-    python benchmarks/learner.py --json figures.json  every N and L, half an hour
-    python benchmarks/learner.py --repeats 1          the same in ten minutes
+    python benchmarks/learner.py --json figures.json  every N and L, and the cost's parts
+    python benchmarks/learner.py --repeats 1          the same in a third of the time
+    python benchmarks/learner.py --cost               what the cost is made of, N = 10, 100, 1,000
 
-A round is one learner step (forward, backward along a direction, Adam) and one inference, for
-K = 12 layers, D = 6,144 rows and M = 16 states. The fused learner always runs that whole round.
+Ours is the learner that a run has by default, with signed blocks; the public ones are Mamba as for
+language. A round is one learner step (forward, backward along a direction, Adam) and one inference,
+for K = 12 layers, D = 6,144 rows and M = 16 states. The fused learner always runs that whole round.
 Its PyTorch fallback runs one layer; so do the others, or a slice of its rows where the graph would
 take more than the limit below. Their seconds are multiplied up, which favours them (smaller
 tensors, no gradients of 12 layers to hold). Each figure is the fastest of several rounds taken in
 turn, so that a disturbance hits all; the processor seconds beside them, summed over threads, feel
 other programs on the machine much less.
+
+What the cost is made of is told by processor seconds, so that a busy machine changes little: one
+layer and one piece of work (512 rows) of our fused learner, multiplied up to all of them and
+divided by the threads. The states' share is what is saved when M goes from 16 to 1; Adam's part,
+which does not depend on the rows, is timed by itself.
 
 Memory is the peak of the resident set above what it was with inputs and parameters in place, of
 one round in a process of its own.
@@ -32,14 +39,19 @@ import torch
 from torch import Tensor, nn
 
 from pfedseq.learners import MambaLearner
+from pfedseq.learners.calibration import LearnerConfig
 from pfedseq.learners.fused_mamba import fused_mamba
 
-LAYERS, ROWS, STATES, BLOCKS = 12, 6144, 16, 2
+DEFAULT = LearnerConfig()
+LAYERS, ROWS, STATES, BLOCKS = 12, 6144, DEFAULT.state_dim, DEFAULT.num_blocks
 HEADLINE = (10, 20)
 CLIENTS = (6, 10, 20, 50, 100)
 LENGTHS = (5, 10, 20, 30)
 GRAPH_LIMIT = 1 * 2**30
 """Bytes that a public Mamba's graph may take outside the headline shape."""
+PIECE = 512
+"""Rows that the kernel computes as one piece of work."""
+COST_SHAPES = ((10, 10), (10, 20), (100, 10), (100, 20), (1000, 5), (1000, 10))
 
 
 class Seconds(NamedTuple):
@@ -79,11 +91,18 @@ def timed_round(
     return run
 
 
+def default_learner(
+    layers: int, clients: int, states: int, generator: torch.Generator
+) -> MambaLearner:
+    """As pFedSeq makes it, but for the projections that start at zero: zeros might be cheaper."""
+    return MambaLearner(layers, clients, states, BLOCKS, signed=DEFAULT.signed, generator=generator)
+
+
 def ours(kernel: str, clients: int, steps: int) -> Contender:
     generator = torch.Generator().manual_seed(0)
     # The fallback is slow enough to be measured on one layer, too: its layers run in turn.
     layers = 1 if kernel == "off" else LAYERS
-    learner = MambaLearner(layers, clients, STATES, BLOCKS, generator=generator)
+    learner = default_learner(layers, clients, STATES, generator)
     window = 1e-2 * torch.randn(steps, clients, layers, ROWS, generator=generator)
     direction = 1e-2 * torch.randn(clients, layers, ROWS, generator=generator)
     run = timed_round(
@@ -171,6 +190,51 @@ def compare(clients: int, steps: int, repeats: int) -> dict[str, Any]:
     return {"clients": clients, "steps": steps, "contenders": figures}
 
 
+def cost(clients: int, steps: int, repeats: int, threads: int) -> dict[str, float]:
+    """What a round of our fused learner is made of, in seconds on so many threads."""
+
+    def fastest(states: int) -> tuple[float, float, int]:
+        """Of the network on a piece of one layer, and of Adam; and the weights of one layer."""
+        generator = torch.Generator().manual_seed(0)
+        learner = default_learner(1, clients, states, generator)
+        window = 1e-2 * torch.randn(steps, clients, 1, PIECE, generator=generator)
+        direction = 1e-2 * torch.randn(clients, 1, PIECE, generator=generator).permute(1, 2, 0)
+        optimizer, taken = torch.optim.Adam(learner.parameters(), lr=1e-3), []
+        for _ in range(repeats + 1):  # the first makes Adam's memory
+            begin = time.process_time()
+            optimizer.zero_grad()
+            torch.autograd.backward(learner(window.permute(2, 3, 0, 1)), -direction)
+            with torch.no_grad():
+                learner(window.permute(2, 3, 0, 1))
+            middle = time.process_time()
+            optimizer.step()
+            taken.append((middle - begin, time.process_time() - middle))
+        network, adam = (min(seconds) for seconds in zip(*taken[1:], strict=True))
+        return network, adam, sum(p.numel() for p in learner.parameters())
+
+    network, adam, weights = fastest(STATES)
+    with_one_state, _, _ = fastest(1)
+    scale = LAYERS * ROWS / PIECE / threads
+    return {
+        "clients": clients,
+        "steps": steps,
+        "round_seconds": network * scale + adam * LAYERS / threads,
+        "states_share": 1 - with_one_state / network,
+        "adam_seconds": adam * LAYERS / threads,
+        "million_weights": weights * LAYERS / 1e6,
+        "window_gib": LAYERS * ROWS * steps * clients * 4 / 2**30,
+    }
+
+
+def print_cost(part: dict[str, float]) -> None:
+    print(
+        f"  N = {part['clients']:4}, L = {part['steps']:2}: {part['round_seconds']:8.1f} s a round,"
+        f" states {part['states_share']:4.0%}, Adam {part['adam_seconds']:6.2f} s,"
+        f" {part['million_weights']:7.2f} M weights, window {part['window_gib']:5.2f} GiB",
+        flush=True,
+    )
+
+
 def peak_extra_mib(name: str, clients: int, steps: int) -> float:
     """Measured in a fresh process, on what `make` measures for that name."""
     command = [sys.executable, __file__, "--peak-of", name, str(clients), str(steps)]
@@ -226,6 +290,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="the headline shape only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--cost", action="store_true", help="what the cost is made of, only")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peak-of", nargs=3, metavar=("NAME", "N", "L"), help=argparse.SUPPRESS)
@@ -247,6 +312,15 @@ def main() -> None:
         "torch": torch.__version__,
         "load_average_before": os.getloadavg()[0],
     }
+    if arguments.cost or not arguments.quick:
+        print("\nWhat the cost is made of")
+        figures["cost"] = []
+        for clients, steps in COST_SHAPES:
+            figures["cost"].append(cost(clients, steps, arguments.repeats, arguments.threads))
+            print_cost(figures["cost"][-1])
+            write(figures, arguments.json)
+    if arguments.cost:
+        return
     shape = compare(*HEADLINE, arguments.repeats)
     print_shape(shape)
     figures |= headline(shape)
