@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from pfedseq.base_config import BaseConfig
 from pfedseq.data.auxiliary import AuxiliaryConfig
@@ -123,7 +124,25 @@ class EngineConfig(BaseConfig):
     states: Literal["memory", "disk"] = Field(
         "memory", description="where clients' memories wait for the next round; disk: for many"
     )
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
+    device: str | tuple[str, ...] = Field(
+        "auto",
+        description="where tensors live: cpu, mps, cuda (all graphics cards) or cuda:1, or a list "
+        "such as cuda:0,cuda:2, each of which takes a share of the clients; auto: all cards, or "
+        "the best there is",
+    )
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _known_devices(cls, given: Any) -> Any:
+        """One name, or several: `a,b` is read as a list."""
+        names = given.split(",") if isinstance(given, str) else given
+        if not isinstance(names, list | tuple) or not names:
+            raise ValueError("a device's name, or a list of them, is needed")
+        names = tuple(str(name).strip() for name in names)
+        for name in names:
+            if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+                raise ValueError(f"{name!r} is none of 'auto', 'cpu', 'cuda', 'cuda:0' … and 'mps'")
+        return names if len(names) > 1 else names[0]
 
 
 class FlowerConfig(BaseConfig):

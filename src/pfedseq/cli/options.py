@@ -28,7 +28,10 @@ Track = Annotated[
     str | None,
     typer.Option(metavar="WHERE", help="Also send every round to tensorboard or mlflow."),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, mps, cuda (all cards), cuda:1, several as cuda:0,cuda:1, or auto."),
+]
 
 
 def assignments(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
@@ -172,14 +172,30 @@ def cohorts(ids: Sequence[int], size: int) -> list[list[int]]:
     return [ordered[a:b] for a, b in pairwise(bounds)]
 
 
-def automatic_cohort(num_clients: int, batch_size: int) -> int:
+def shares(groups: Sequence[Sequence[int]], work: Mapping[int, int], devices: int) -> list[int]:
+    """Which device each cohort goes to, so that all have about as much work; follows from it alone.
+
+    The largest first, each to the device that has least so far.
+    """
+    amounts = [sum(work[i] for i in group) for group in groups]
+    loads, chosen = [0] * devices, [0] * len(groups)
+    for place in sorted(range(len(groups)), key=lambda place: -amounts[place]):
+        least = loads.index(min(loads))
+        chosen[place] = least
+        loads[least] += amounts[place]
+    return chosen
+
+
+def automatic_cohort(num_clients: int, batch_size: int, cards: int = 0) -> int:
     """How many clients to train in one pass on this machine: enough to fill it, a cohort per core.
+
+    Where there are graphics cards, a cohort for each of them.
 
     More examples than `FULL_PASS` do not make a pass faster, but fall out of the processor's cache
     and take memory. The cores are those of the machine, not `engine.threads`: how many cohorts run
     side by side must not change what is computed together.
     """
-    cores = os.cpu_count() or 1
+    cores = cards or os.cpu_count() or 1
     largest = max(1, FULL_PASS // batch_size)
     turns = -(-num_clients // (largest * cores))  # of all cores; none of them idle in the last
     return -(-num_clients // (turns * cores))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pfedseq.errors import InputError
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, inject, merged_weights
 from pfedseq.model.backbone import Backbone
-from pfedseq.model.encoder import Encoder, same_weights
+from pfedseq.model.encoder import Encoder, Towers, same_weights
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.stacked import StackedTower
 from pfedseq.params import Params
@@ -69,6 +70,20 @@ class AdaptedModel:
         """The same for several clients at once, where their adapters can be stacked."""
         if not adapter.dropout:
             self.stacked = encoder.stacked(self._plain, adapter, self.layout)
+
+    def on(self, device: torch.device) -> AdaptedModel:
+        """The same model on a device, around a copy of the frozen weights that lies there."""
+        if device == self.device:
+            return self
+        there = copy.copy(self)
+        there.prefix, there._plain, there._adapted = Towers(
+            self.prefix, self._plain, self._adapted
+        ).on(device)
+        there.initial = Params(*(x.to(device) for x in (self.initial.adapter, self.initial.head)))
+        there._skeletons = threading.local()
+        if self.stacked is not None:
+            there.stacked = self.encoder.stacked(there._plain, self.adapter_config, self.layout)
+        return there
 
     @property
     def backbone(self) -> Backbone:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import nn
 
 from pfedseq.model.adapter_config import AdapterConfig
@@ -26,6 +27,20 @@ class Towers(NamedTuple):
     """… ↦ features (B, F), without adapters."""
     adapted: nn.Module
     """The same with adapters in it."""
+
+    def on(self, device: torch.device) -> Towers:
+        """Copies on a device; weights that towers have in common are there once, too."""
+        weights = {id(p): p for tower in self if tower is not None for p in tower.parameters()}
+        moved = {
+            number: nn.Parameter(weight.to(device), requires_grad=False)
+            for number, weight in weights.items()
+        }
+        towers = Towers(*(copy.deepcopy(tower, moved) for tower in self))
+        for tower in towers:
+            for module in tower.modules() if tower is not None else ():
+                for name, buffer in module.named_buffers(recurse=False):
+                    setattr(module, name, buffer.to(device))
+        return towers
 
 
 class Encoder(Protocol):

@@ -35,7 +35,9 @@ class ImageSource:
 
     def inputs(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """What the adapted model starts from: tokens (B, T, F), or pixels (B, 3, S, S)."""
-        return self.pixels(indices) if self.tokens is None else self.tokens(indices)
+        if self.tokens is None:
+            return self.pixels(indices)
+        return self.tokens(indices).to(self.device, torch.float32)
 
     def pixels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """(B, 3, S, S), normalised."""

@@ -118,11 +118,10 @@ class Tokens:
 
     rows: NDArray[Any]
     """(n, T, F), in memory or a read-only memory map."""
-    device: torch.device
 
     def of(self, indices: Indices) -> Tensor:
         """Tokens (B, T, F) of images."""
-        return torch.from_numpy(self.rows[indices]).to(self.device, torch.float32)
+        return torch.from_numpy(self.rows[indices])
 
 
 def keep_tokens(
@@ -146,11 +145,11 @@ def keep_tokens(
         for done, (index, tokens) in enumerate(prefix.stream(wanted), 1):
             rows[index] = tokens.cpu().numpy()
             report(_STAGE, done, len(wanted))
-        return Tokens(rows, prefix.device).of
+        return Tokens(rows).of
     with only_one_process(folder):
         rows = _open(folder, shape, storage)
         _fill(folder, rows, prefix, wanted, report)
-    return Tokens(rows, prefix.device).of
+    return Tokens(rows).of
 
 
 def with_tokens(

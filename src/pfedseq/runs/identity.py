@@ -48,6 +48,7 @@ def made_with(world: World, method: str) -> dict[str, Any]:
     config = world.written_out(world.config)
     return options_made_with(config, method, world.device) | {
         "cohort": world.cohort,
+        **({"devices": world.num_devices} if world.copies else {}),
         "images": data["images_sha256"],
         "labels": data["labels_sha256"],
         "division among clients": digest(data["clients"]),

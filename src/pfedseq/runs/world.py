@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -40,6 +41,13 @@ from pfedseq.runs.identity import MadeWith, made_with
 _ENGINES = {"local": LocalClients, "wire": WireClients}
 
 
+class Copy(NamedTuple):
+    """The model and what it reads, once more on another device."""
+
+    model: AdaptedModel
+    source: Examples
+
+
 @dataclass(frozen=True)
 class World:
     """What all methods of a run have in common: the data, the model and φ^0."""
@@ -50,6 +58,8 @@ class World:
     sites: tuple[ExampleSite, ...]
     notes: tuple[str, ...] = ()
     """What the user should know of the data and the backbone."""
+    copies: tuple[Copy, ...] = ()
+    """On the devices after the first."""
 
     @classmethod
     def build(cls, config: Config) -> World:
@@ -62,11 +72,14 @@ class World:
         data = load_data(config.data, config.run.seed)
         notes = [*data.examples.notes, *remarks(data)]
         source: Examples
+        others = pick_devices(config.engine.device)[1:]
         if isinstance(data.examples, TextSet):
             model, source = load_text_model(config, data.examples)
+            copies = [Copy(model.on(there), replace(source, device=there)) for there in others]
         else:
             backbone, model = load_model(config, len(data.examples.class_names))
             source = image_source(config, data, backbone, model)
+            copies = [copied(config, data, source, model, there) for there in others]
             notes += [backbone.note] if backbone.note else []
         sites = tuple(
             ExampleSite(
@@ -80,7 +93,7 @@ class World:
             )
             for i, client in enumerate(data.clients)
         )
-        world = cls(config, data, model, sites, tuple(notes))
+        world = cls(config, data, model, sites, tuple(notes), tuple(copies))
         if any(method.needs_auxiliary for method in methods):
             _ = world.auxiliary  # what is missing is better missed now than after other methods
         return world
@@ -92,8 +105,13 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors live."""
+        """Where the server's tensors live, and the first share of the clients."""
         return self.model.device
+
+    @property
+    def num_devices(self) -> int:
+        """Among how many the clients are shared out."""
+        return 1 + len(self.copies)
 
     def serves(self, config: Config) -> bool:
         """Whether `build` would make of `config` this very world."""
@@ -131,11 +149,16 @@ class World:
     def cohort(self) -> int:
         """How many clients are trained in one pass."""
         chosen, batch_size = self.config.engine.cohort, self.config.training.batch_size
-        return chosen or automatic_cohort(len(self.sites), batch_size)
+        return chosen or automatic_cohort(len(self.sites), batch_size, self._cards)
+
+    @property
+    def _cards(self) -> int:
+        """Graphics cards; none where the processor computes."""
+        return 0 if self.device.type == "cpu" else self.num_devices
 
     @property
     def _threads(self) -> int:
-        return self.config.engine.threads or os.cpu_count() or 1
+        return self.config.engine.threads or self._cards or os.cpu_count() or 1
 
     def start(
         self,
@@ -149,18 +172,19 @@ class World:
         """
         method, options = find_method(name), self.config.method_config(name)
         engine = self.config.engine
+        sites = [
+            self._site(i, places[i], name) if places else site for i, site in enumerate(self.sites)
+        ]
         clients: Clients = _ENGINES[engine.kind](
             method.client,
             options,
-            [
-                self._site(i, places[i], name) if places else site
-                for i, site in enumerate(self.sites)
-            ],
+            sites,
             threads=self._threads,
             threads_per_client=engine.threads_per_client,
             cohort=self.cohort,
             states=states,
             payload=self.config.federation.payload,
+            copies=[[replace(site, **copy._asdict()) for site in sites] for copy in self.copies],
         )
         conditions = self.config.federation
         if self.config.privacy.noise is not None:
@@ -216,12 +240,11 @@ def load_model(config: Config, num_classes: int) -> tuple[Backbone, AdaptedModel
     backbone = load_backbone(
         section.backbone, size, section.mean, section.std, num_heads=section.num_heads
     )
-    backbone.model.to(pick_device(config.engine.device))
     model = AdaptedModel(
         backbone, config.adapter, num_classes, config.run.seed, config.training.head_rate
     )
     model.initial = starting_params(model)
-    return backbone, model
+    return backbone, model.on(pick_devices(config.engine.device)[0])
 
 
 def image_source(
@@ -238,6 +261,20 @@ def image_source(
         return source
     section, store = config.model, config.data.store
     return with_tokens(source, model.prefix, data.clients, section.tokens, store, report)
+
+
+def copied(
+    config: Config,
+    data: FederatedData,
+    source: ImageSource,
+    model: AdaptedModel,
+    device: torch.device,
+) -> Copy:
+    """Model and images on one more device; tokens that are kept are read by all of them."""
+    there = model.on(device)
+    if model.prefix is not None and config.model.tokens == "none":
+        return Copy(there, image_source(config, data, model.backbone, there))
+    return Copy(there, replace(source, device=device))
 
 
 def fill_tokens(config: Config, report: Report) -> int:
@@ -257,9 +294,8 @@ def fill_tokens(config: Config, report: Report) -> int:
 
 def load_text_model(config: Config, texts: TextSet) -> tuple[AdaptedModel, TextSource]:
     """The adapted BERT and what it reads."""
-    device = pick_device(config.engine.device)
+    device = pick_devices(config.engine.device)[0]
     encoder = load_text_encoder(config.model.backbone)
-    encoder.model.to(device)
     model = AdaptedModel(
         encoder,
         config.adapter,
@@ -267,21 +303,31 @@ def load_text_model(config: Config, texts: TextSet) -> tuple[AdaptedModel, TextS
         config.run.seed,
         config.training.head_rate,
     )
-    return model, TextSource.of(texts, encoder, config.data.max_tokens, device)
+    return model.on(device), TextSource.of(texts, encoder, config.data.max_tokens, device)
 
 
-def pick_device(wanted: str) -> torch.device:
-    """The device of that name, or the best there is for `auto`."""
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
+def pick_devices(wanted: str | Sequence[str]) -> list[torch.device]:
+    """The devices of those names, all of one kind; all graphics cards for `cuda` and for `auto`."""
+    counts = {
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+        "cpu": 1,
     }
-    if wanted == "auto":
-        wanted = next(name for name, there in available.items() if there)
-    if not available[wanted]:
-        raise InputError(f"device {wanted!r} is not available here; use --device cpu or auto")
-    return torch.device(wanted)
+    devices = []
+    for name in [wanted] if isinstance(wanted, str) else wanted:
+        if name == "auto":
+            name = next(kind for kind, count in counts.items() if count)
+        kind, _, number = name.partition(":")
+        if (number and not number.isdigit()) or int(number or 0) >= counts.get(kind, 0):
+            raise InputError(f"device {name!r} is not available here; use --device cpu or auto")
+        every = range(counts["cuda"]) if name == "cuda" else []
+        devices += [torch.device("cuda", card) for card in every] or [torch.device(name)]
+    if len({device.type for device in devices}) > 1:
+        raise InputError(
+            f"engine.device names devices of several kinds ({', '.join(map(str, devices))}), which "
+            "round differently and are not equally fast: choose one kind"
+        )
+    return devices
 
 
 def _world_of(config: Config) -> Config:
