@@ -1,4 +1,4 @@
-"""Runs on the processor, and the same shared out to a pretended device: `pretending.py FOLDER`.
+"""Runs on the processor, and the same shared out to a pretended device: `FOLDER VARIANT…`.
 
 A process of its own, since a pretended device is there for good. It fails where tensors of two
 devices meet; the test compares what both kinds of run left.
@@ -43,11 +43,12 @@ NOTES = "client,label,text\n" + "".join(
 
 
 def variants(folder):
-    """What else passes through other code than the methods do, by name."""
+    """All methods, and what else passes through code of its own, by name."""
     notes = folder / "notes.csv"
     notes.write_text(NOTES)
     return {
-        "methods": {"run": {"methods": list(METHODS)}},
+        "some": {"run": {"rounds": 2, "methods": ["pfedseq", "perada"]}},
+        "methods": {"run": {"rounds": 2, "methods": list(METHODS)}},
         "dora": {"adapter": {"kind": "dora", "layers": "all"}},
         "ia3": {"adapter": {"kind": "ia3"}, "engine": {"kind": "wire"}},
         "dropout": {"adapter": {"dropout": 0.3}},
@@ -55,7 +56,7 @@ def variants(folder):
         "noise": {"privacy": {"noise": 0.1}},
         "rounded": {"federation": {"payload": "float16"}},
         "text": {
-            "run": {"methods": ["fedavg", "perada"]},
+            "run": {"rounds": 2, "methods": ["fedavg", "perada"]},
             "data": {"name": "text", "source": str(notes)},
             "model": {"backbone": "random:bert-tiny"},
         },
@@ -69,8 +70,9 @@ def config_of(variant):
     return make_config(sections)
 
 
-def main(folder):
-    chosen = variants(folder)
+def main(folder, names):
+    every = variants(folder)
+    chosen = {name: every[name] for name in names}
     for name, variant in chosen.items():
         run(config_of(variant), folder / "processor" / name)
     from tests.pretended_device import DEVICE  # from here on it is there
@@ -90,4 +92,4 @@ def main(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

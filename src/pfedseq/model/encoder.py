@@ -35,7 +35,11 @@ class Towers(NamedTuple):
             number: nn.Parameter(weight.to(device), requires_grad=False)
             for number, weight in weights.items()
         }
-        towers = Towers(*(copy.deepcopy(tower, moved) for tower in self))
+        towers = Towers(
+            copy.deepcopy(self.prefix, moved),
+            copy.deepcopy(self.plain, moved),
+            copy.deepcopy(self.adapted, moved),
+        )
         for tower in towers:
             for module in tower.modules() if tower is not None else ():
                 for name, buffer in module.named_buffers(recurse=False):
