@@ -7,6 +7,7 @@ import torch
 
 from pfedseq.config import make_config
 from pfedseq.experiments import plan as planning
+from pfedseq.learners.history import History
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import run
 from pfedseq.runs.world import World
@@ -106,9 +107,10 @@ def test_the_end_of_the_warm_up_is_a_step_and_no_growth(monkeypatch):
     """
 
     def count(server, clients, rounds, after_round, every, conditions):
+        history = getattr(server, "history", History(3))  # Local, which is run to warm up, has none
         for t in rounds:
-            seconds = len(server.history) + 4.0 * min(t, 3) * (t > 4)
-            server.history.append(torch.zeros(3, *server.setup.initial.adapter.shape))
+            seconds = len(history) + 4.0 * min(t, 3) * (t > 4)
+            history.append(torch.zeros(3, *server.setup.initial.adapter.shape))
             after_round(planning.RoundOutcome(t, {}, 0, 0, 0.0, seconds, 0.0, seconds))
 
     monkeypatch.setattr(planning, "run_rounds", count)

@@ -178,11 +178,8 @@ def _measure(small: World, name: str) -> _Measured:
         history = _history_of(server)
         while history is not None and len(history) < history.max_length:
             history.append(history.window()[:, :, -1].permute(2, 0, 1))  # Δ^t (N, K, D) once more
-        last, warmup, warm = (
-            max(3, small.config.run.rounds),
-            _warmup_of(server),
-            list[RoundOutcome](),
-        )
+        warm: list[RoundOutcome] = []
+        last, warmup = max(3, small.config.run.rounds), _warmup_of(server)
         if history is not None and 2 <= warmup < last:
             run_rounds(server, clients, range(warmup, warmup + 1), warm.append, 1, conditions)
         run_rounds(server, clients, range(last, last + 1), after_round, 1, conditions)
