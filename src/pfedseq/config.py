@@ -115,9 +115,9 @@ class EngineConfig(BaseConfig):
         0,
         ge=0,
         description="clients whose batches go through the backbone in one pass; 1: none together; "
-        "0: about 64 images, and a cohort for each core; changes the last bits",
+        "0: about 64 images, and a cohort for each core or card; changes the last bits",
     )
-    threads: int = Field(0, ge=0, description="cohorts that run side by side; 0: one per core")
+    threads: int = Field(0, ge=0, description="cohorts side by side; 0: one per core or card")
     threads_per_client: int = Field(
         1, ge=1, description="PyTorch's threads within a pass; changes the last bits"
     )

@@ -15,6 +15,7 @@ from pfedseq.methods import METHODS
 from pfedseq.runs import world
 from pfedseq.runs.run import run
 from tests.every_method import OPTIONS
+from tests.pretended_device import DEVICE  # before any backward pass: autograd counts devices once
 
 COMMON = {
     "run": {"rounds": 2, "methods": ["fedavg"]},
@@ -75,8 +76,6 @@ def main(folder, names):
     chosen = {name: every[name] for name in names}
     for name, variant in chosen.items():
         run(config_of(variant), folder / "processor" / name)
-    from tests.pretended_device import DEVICE  # from here on it is there
-
     try:
         torch.ones(2).to(DEVICE) + torch.ones(2)
         sys.exit("the pretended device lets tensors of the processor pass")
