@@ -240,6 +240,7 @@ def test_sites_with_their_own_images_are_merged_by_class_name(tmp_path, monkeypa
         (prediction,) = predict_files(model, [tmp_path / site / label / "3.png"])
         assert prediction.classes == (label,)
         assert model.about["client"] == site
+        assert model.about["method"] == "fedavg"
 
 
 def test_other_classes_are_refused_with_one_sentence(tmp_path, monkeypatch):

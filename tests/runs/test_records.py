@@ -60,6 +60,7 @@ def test_headline_is_the_last_round_and_best_rounds_stand_beside_it():
     rounds = [(0.3, 0.1), (0.9, 0.2), (0.4, 0.8), (0.5, 0.3)]  # (test, validation)
     records = [record_of(t, {0: scores(a, 1, v)}) for t, (a, v) in enumerate(rounds, start=1)]
     summary = summarise_run(records)
+    assert summary.rounds == 4
     assert summary.client_mean == 0.5
     assert summary.best_on_validation == BestRound(3, 0.4)
     assert summary.best_on_test_optimistic == BestRound(2, 0.9)
