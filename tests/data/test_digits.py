@@ -43,6 +43,15 @@ def test_the_demo_scenario_deals_evenly_and_is_a_function_of_the_seed():
     np.testing.assert_array_equal(data.examples.images, fixed.examples.images)
 
 
+def test_all_scanners_give_dark_ink_on_light_paper():
+    data = load_data(DataConfig(), seed=0)
+    for client in data.clients:
+        pages = data.examples.images[client.train, 0]
+        paper, middle = pages[:, :3].mean(), pages[:, 12:20, 12:20].mean()
+        assert paper > 127
+        assert paper > middle + 10
+
+
 def test_one_shared_linear_model_struggles_where_each_scanners_own_does_not():
     data = load_data(DataConfig(), seed=0)
     pixels = data.examples.images[:, 0].reshape(1797, -1) / 255.0
