@@ -10,6 +10,7 @@ import torch
 
 from pfedseq.engines.answer import answer
 from pfedseq.engines.cohort import CohortSite, Rendezvous, cohorts, run_cohort, shares
+from pfedseq.engines.heap import keep_freed_memory
 from pfedseq.engines.payload import Precision
 from pfedseq.engines.states import ClientStates, MemoryStates
 from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
@@ -43,6 +44,7 @@ class LocalClients:
         self.states = MemoryStates() if states is None else states
         self.copies = copies
         torch.set_num_threads(threads_per_client)
+        keep_freed_memory()
 
         def pool(workers: int) -> ThreadPoolExecutor:
             return ThreadPoolExecutor(
