@@ -74,8 +74,8 @@ def test_one_shared_linear_model_struggles_where_each_scanners_own_does_not():
     assert mean_accuracy([shared] * 10) < own - 0.2
 
 
-def test_label_skew_is_one_option_away_and_leaves_the_pixels_alone():
-    data = load_data(DataConfig(partition="dirichlet"), seed=1)
+def test_label_skew_without_scanners_leaves_the_pixels_alone():
+    data = load_data(DataConfig(partition="dirichlet", scanners=False), seed=1)
     np.testing.assert_array_equal(data.examples.images, digits_images(32).images)
     classes = [len(np.unique(data.examples.labels[client.train])) for client in data.clients]
     assert np.mean(classes) < 6
@@ -102,7 +102,7 @@ def test_bad_sections_are_refused_in_one_sentence():
     with pytest.raises(InputError, match=r"seed is -1"):
         load_data(DataConfig(), seed=-1)
     for wrong, sentence in [
-        ({"name": "cifar100", "partition": "styles"}, "made for digits"),
+        ({"name": "cifar100", "scanners": True}, "made for digits"),
         ({"split_owners": 2}, "needs partition = 'owners'"),
         ({"name": "folder"}, "needs source"),
         ({"name": "folder", "source": "x", "layout": "domain/class"}, "unknown level 'domain'"),
@@ -118,7 +118,7 @@ def test_bad_sections_are_refused_in_one_sentence():
 @pytest.mark.parametrize(
     ("name", "partition", "num_clients", "size"),
     [
-        ("digits", "styles", 10, 32),
+        ("digits", "iid", 10, 32),
         ("cifar100", "dirichlet", 10, 224),
         ("tiny_imagenet", "dirichlet", 10, 224),
         ("domainnet", "owners", None, 224),

@@ -20,11 +20,11 @@ DataName = Literal[
     "hub",
     "text",
 ]
-PartitionName = Literal["styles", "dirichlet", "iid", "pathological", "owners"]
+PartitionName = Literal["dirichlet", "iid", "pathological", "owners"]
 
 # What a bare `name = "..."` means: the paper's Section 5.1 and Appendix B for its four data sets.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "digits": {"partition": "styles", "image_size": 32},
+    "digits": {"partition": "iid", "scanners": True, "image_size": 32},
     "cifar100": {"partition": "dirichlet"},
     "tiny_imagenet": {"partition": "dirichlet"},
     "domainnet": {"partition": "owners", "keep_test_split": True},
@@ -98,10 +98,14 @@ class DataConfig(BaseConfig):
     )
 
     partition: PartitionName = Field(
-        "styles",
+        "iid",
         description="how images become clients: `dirichlet` and `pathological` skew the labels, "
-        "`iid` deals evenly, `owners` takes the data's own clients (domains, drawers), `styles` "
-        "(digits only) deals evenly and gives every client its own scanner",
+        "`iid` deals evenly, `owners` takes the data's own clients (domains, drawers)",
+    )
+    scanners: bool = Field(
+        False,
+        description="for `digits`, where it is the default: every client's images come from a "
+        "scanner of its own",
     )
     partition_seed: int | None = Field(
         None,
@@ -171,11 +175,8 @@ class DataConfig(BaseConfig):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         """Refuse combinations that cannot mean anything."""
-        if self.partition == "styles" and self.name != "digits":
-            raise ValueError(
-                f"partition 'styles' is made for digits, not for {self.name}: "
-                "choose dirichlet, iid, pathological or owners"
-            )
+        if self.scanners and self.name != "digits":
+            raise ValueError(f"scanners are made for digits, not for {self.name}")
         if self.partition != "owners" and self.split_owners != 1:
             raise ValueError(
                 f"split_owners = {self.split_owners} needs partition = 'owners', "

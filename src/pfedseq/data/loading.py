@@ -22,7 +22,7 @@ def load_data(config: DataConfig, seed: int, report: Report = silent) -> Federat
         return FederatedData(texts, deal(texts, config, seed))
     images = load_images(config, report)
     clients = deal(images, config, seed)
-    if config.partition == "styles":
+    if config.scanners:
         images = digits.scan_for_clients(images, clients, _partition_seed(config, seed))
     return FederatedData(images, clients)
 
@@ -99,7 +99,7 @@ def _partition(
             parts = partition.pathological(
                 examples.labels, config.num_clients, config.classes_per_client, rng
             )
-        case "iid" | "styles":
+        case "iid":
             parts = partition.iid(examples.labels, config.num_clients, rng)
     return [(f"{number:02d}", part) for number, part in enumerate(parts)]
 
