@@ -60,7 +60,7 @@ TESTS = {
     "runs/run.py": "runs/test_run cli/test_run",
     "runs/interrupt.py": "runs/test_run",
     "runs/warm_site.py": "runs/test_warm_site",
-    "runs/site*.py": "runs/test_warm_site runs/test_federated",
+    "runs/site*.py": "runs/test_site runs/test_warm_site runs/test_federated",
     "runs/*.py": "runs/test_federated runs/test_sites cli/test_flower",
 }
 """The test files that concern a source file, the quickest first; the first line that fits holds."""

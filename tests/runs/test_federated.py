@@ -115,17 +115,19 @@ def test_a_federation_makes_the_bits_of_one_machine(config, tmp_path, in_process
 
 def test_a_server_that_was_killed_goes_on_and_ends_with_the_same_bits(config, tmp_path, in_process):
     """Killed in round 3 once a site has trained: the site goes back to its memory of round 2."""
-    sites, out = digits_sites(tmp_path), tmp_path / "out"
+    sites, out, shown = digits_sites(tmp_path), tmp_path / "out", set()
 
     class Dying(InProcessGrid):
         def pull_messages(self, ids):
             replies = super().pull_messages(ids)
+            shown.add(StatusFile(out).read()["sentence"])
             if any(reply.metadata.group_id == "3" for reply in replies):
                 raise Killed
             return replies
 
     with pytest.raises(Killed):
         serve_here(sites, out, config, grid=Dying(sites))
+    assert {"waiting for the sites", "round 1 has begun"} < shown
     assert StatusFile(out).read()["state"] == "failed"
     serve_here(sites, out, None)
     assert without_seconds(out) == without_seconds(in_process)

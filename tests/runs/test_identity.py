@@ -6,7 +6,7 @@ import torch
 
 from pfedseq.config import make_config
 from pfedseq.runs import identity
-from pfedseq.runs.identity import config_values, difference, options_made_with
+from pfedseq.runs.identity import config_values, difference, digest, options_made_with
 
 CPU = torch.device("cpu")
 
@@ -51,6 +51,11 @@ def test_the_first_difference_by_name_is_told():
     assert difference({"a": 1, "b": [2]}, {"b": [2], "a": 1}) is None
     assert difference({"b": 1, "a": 1}, {"b": 2, "a": 3}) == "a was 1, is 3"
     assert difference({"a": 1}, {}) == "a was 1, is not set"
+
+
+def test_a_digest_is_of_its_value():
+    assert digest([{"name": "a", "train": [1, 2]}]) == digest([{"name": "a", "train": [1, 2]}])
+    assert digest([{"name": "a", "train": [1, 2]}]) != digest([{"name": "a", "train": [2, 1]}])
 
 
 def test_options_have_dotted_names():

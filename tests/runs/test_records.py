@@ -42,7 +42,14 @@ def record_of(t, clients):
 
 def test_means_and_tails():
     """Accuracies .2 (30 images) and .8 (10): plain mean .5, weighted (6 + 8) / 40 = .35."""
-    record = record_of(1, {0: scores(0.2, 30), 1: scores(0.8, 10)})
+    record = record_of(1, {1: scores(0.8, 10, 0.25, loss=3.0), 0: scores(0.2, 30, 0.75, loss=2.0)})
+    assert record.scores.clients == (0, 1)
+    assert record.scores.test_accuracy == (0.2, 0.8)
+    assert record.scores.test_loss == (2.0, 3.0)
+    assert record.scores.test_loss_mean == pytest.approx(2.5)
+    assert record.scores.validation_accuracy == (0.75, 0.25)
+    assert record.scores.validation_loss == (1.0, 1.0)
+    assert record.scores.validation_mean == pytest.approx(0.5)
     assert record.scores.client_mean == pytest.approx(0.5)
     assert record.scores.sample_weighted == pytest.approx(0.35)
     assert record.scores.worst_client == 0.2

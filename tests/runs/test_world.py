@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from pfedseq.config import TrainingConfig, make_config
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.states import MemoryStates
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS
-from pfedseq.runs.world import _ENGINES, World
+from pfedseq.runs.world import _ENGINES, World, load_model
 
 
 def config_of(method, **auxiliary):
@@ -38,6 +39,19 @@ def test_missing_images_are_missed_at_once_and_only_where_needed(tmp_path):
     with pytest.raises(InputError, match="nowhere"):
         World.build(config_of("perada", **nowhere))
     World.build(config_of("local", **nowhere))
+
+
+def test_the_seed_decides_the_start_and_the_classes_its_head():
+    def start(seed, classes=3):
+        config = config_of("local")
+        run = config.run.model_copy(update={"seed": seed})
+        _, model = load_model(config.model_copy(update={"run": run}), classes)
+        return model.initial.tensors()
+
+    first, again, other = start(0), start(0), start(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+    assert start(0, classes=4)["head"].shape != first["head"].shape
 
 
 def test_the_normalisation_is_the_configs():
