@@ -52,6 +52,13 @@ def test_words_of_errors_and_annotations_are_left_alone():
     assert not any("raise ValueError" in change for change in changes)
 
 
+def test_the_guard_of_a_zip_is_left_alone():
+    """Its other arguments are not."""
+    changes = [m.change for m in mutants.mutants_of("learners/lstm.py") if "zip(" in m.change]
+    assert any("zip(None, self.projections, strict=True)" in change for change in changes)
+    assert all(change.count("strict=True") == change.count("zip(") for change in changes)
+
+
 def test_every_file_with_changes_has_tests():
     files = mutants.every_file()
     assert {"params.py", "methods/fedavg.py", "runs/world.py", "data/partition.py"} <= set(files)

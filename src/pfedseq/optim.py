@@ -24,7 +24,7 @@ def step_along(
 
     `max_norm` bounds the norm of the gradient of all the optimizer's parameters together.
     """
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     pull_back(outputs, direction)
     clipped_step(optimizer, max_norm)
 

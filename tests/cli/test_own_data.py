@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from pfedseq import cli
 from pfedseq.model.token_store import Prefix
-from pfedseq.runs.folder import RunFolder, client_folders
+from pfedseq.runs.folder import RunFolder
 from tests.model.timm_vit import timm_tensors
 
 CONFIG = """
@@ -253,19 +253,6 @@ def test_a_size_that_does_not_fit_is_known_before_images_are_read(command, place
     assert code == 2
     assert "multiple of 4" in err
     assert not (place / "store").exists()
-
-
-def test_folders_of_clients():
-    assert client_folders(["Berlin", "00", "a/b", "..", "Ann", "ann", "2134", "字"]) == [
-        "Berlin",
-        "client_00",
-        "a_b",
-        "client_",
-        "Ann",
-        "ann_2",
-        "client_2134",
-        "字",
-    ]
 
 
 def test_tokens_can_be_computed_ahead(command, place, monkeypatch):

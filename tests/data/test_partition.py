@@ -231,6 +231,8 @@ def test_impossible_numbers_are_named():
         partition.iid(labels, 101, rng)
     with pytest.raises(InputError, match="100 examples cannot give 10 clients at least 11 each"):
         partition.dirichlet(labels, 10, 0.1, rng, balanced=True, min_samples=11)
+    (everything,) = partition.dirichlet(labels, 1, 0.1, rng, balanced=True, min_samples=100)
+    assert len(everything) == 100, "all there is can be asked for"
     with pytest.raises(
         InputError, match=r"none of 1000 Dirichlet\(0.01\) draws gave each of 8 clients at least 12"
     ):

@@ -1,6 +1,8 @@
 """Private updates: the clipping, the noise, and the bound that the accountant gives."""
 
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,6 +84,28 @@ def test_epsilon_is_a_bound_and_a_near_one(noise, rounds):
     epsilon = PrivacyConfig(noise=noise).epsilon(rounds)
     exact = exact_epsilon(noise, rounds, 1e-5)
     assert exact <= epsilon < 1.25 * exact
+
+
+class Accountant:
+    """In place of Opacus's: its bound is what it was asked, and a remark of no interest."""
+
+    @staticmethod
+    def compute_rdp(*, q, noise_multiplier, steps, orders):
+        return [q * noise_multiplier * steps for _ in orders]
+
+    @staticmethod
+    def get_privacy_spent(*, orders, rdp, delta):
+        assert len(orders) == len(rdp)
+        return rdp[0] / delta, orders[0]
+
+
+def test_the_accountant_is_asked_for_all_rounds_of_every_client(monkeypatch):
+    """Nobody is left out of a round: q = 1."""
+    analysis = SimpleNamespace(rdp=Accountant)
+    monkeypatch.setitem(sys.modules, "opacus.accountants.analysis", analysis)
+    for package in ("opacus", "opacus.accountants"):
+        monkeypatch.setitem(sys.modules, package, SimpleNamespace())
+    assert PrivacyConfig(noise=3.0, delta=0.5).epsilon(7) == 42.0
 
 
 def test_without_noise_nothing_is_promised():

@@ -105,6 +105,7 @@ def test_a_reading_step_leaves_the_memory_as_it_is(engine, step, states):
         clients.call("train", 1, {0: {}})
     clients.call(step, 1, {0: {}})
     assert clients.call("train", 2, {0: {}})[0].tensors["calls"].item() == 3
+    assert states.get(0)["calls"].item() == 3, "the memory that the engine was given"
 
 
 def test_discarding_leaves_what_belongs_to_others(tmp_path):

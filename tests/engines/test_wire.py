@@ -44,6 +44,8 @@ def test_views_arrive_whole():
     back = decode(encode({"row": theta[1], "column": theta[:, 2]})).tensors
     assert back["row"].tolist() == [4, 5, 6, 7]
     assert back["column"].tolist() == [2, 6, 10]
+    there = decode(encode({"row": theta[1]}), torch.device("meta")).tensors
+    assert there["row"].device.type == "meta"
 
 
 def test_infinite_metrics_are_refused():

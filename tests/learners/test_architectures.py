@@ -7,7 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from pfedseq.errors import InputError
+from pfedseq.federation import Setup
 from pfedseq.learners import LinearLearner, LSTMLearner, MambaLearner, MLPLearner, layerwise
+from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
+from pfedseq.params import Params
 
 K, N, D, L = 2, 3, 7, 5
 
@@ -48,6 +51,22 @@ def test_every_parameter_learns(make: Make) -> None:
     for name, parameter in learner.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "lstm", "mlp"])
+def test_the_runs_seed_decides_the_initial_values(architecture: str) -> None:
+    def initial(seed: int) -> Tensor:
+        setup = Setup(Params(torch.zeros(K, D), torch.zeros(1)), (1,) * N, 9, seed)
+        config = LearnerConfig.model_validate(
+            {"architecture": architecture, "zero_projections": False}
+        )
+        learner = CalibrationLearner(config, setup)
+        return torch.cat([parameter.detach().flatten() for parameter in learner.parameters()])
+
+    first = initial(0)
+    torch.manual_seed(1)  # it is not PyTorch's own
+    assert torch.equal(initial(0), first)
+    assert not torch.equal(initial(1), first)
 
 
 @every_architecture

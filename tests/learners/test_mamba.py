@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pfedseq.errors import InputError
 from pfedseq.learners import MambaLearner
-from pfedseq.learners.mamba import MambaBlock
+from pfedseq.learners.mamba import GATE_BIAS, SCAN_BIAS, MambaBlock
 from tests.learners.reference import make_learner, make_window
 
 
@@ -105,6 +105,22 @@ def test_initial_values_are_those_of_mambas_authors() -> None:
         assert logs.max() <= math.log(1e-1) + 1e-3
         assert logs.mean().item() == pytest.approx(math.log(1e-2), abs=0.15)
         assert logs.std().item() == pytest.approx(math.log(100) / math.sqrt(12), rel=0.1)
+
+
+def test_initial_values_of_a_signed_learner() -> None:
+    """Its convolution passes on what it is given, its states fade at the rates 1/M to 1."""
+    learner = MambaLearner(2, 6, signed=True)
+    for block in learner.blocks:
+        assert isinstance(block, MambaBlock)
+        expected = (torch.arange(1, 17) / 16).expand(2, 12, 16)
+        torch.testing.assert_close(block.A_log.exp(), expected)
+        torch.testing.assert_close(block.weights().A, -expected)
+        assert block.skip.eq(0).all()
+        assert block.conv_weight[..., -1].eq(1).all()
+        assert block.conv_weight[..., :-1].eq(0).all()
+        assert block.conv_bias.eq(0).all()
+        for name, value in (("gate_bias", GATE_BIAS), ("scan_bias", SCAN_BIAS)):
+            assert block.get_parameter(name).eq(value).all(), name
 
 
 def test_a_generator_decides_the_initial_values() -> None:

@@ -109,8 +109,9 @@ def test_last_step_alone_of_c_is_enough() -> None:
 
 
 @pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("channels", [1, 2])
 def test_cuda_kernel_is_called_by_its_documented_signature(
-    monkeypatch: pytest.MonkeyPatch, last_only: bool
+    monkeypatch: pytest.MonkeyPatch, last_only: bool, channels: int
 ) -> None:
     """A stand-in for `mamba_ssm` with its layouts: u, Δ (R, E, L), A (E, M), B, C (R, M, L), D."""
     calls = []
@@ -128,14 +129,14 @@ def test_cuda_kernel_is_called_by_its_documented_signature(
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
 
-    x, step_size, a, b, c, skip = random_inputs(3, 5, 2, 4)
+    x, step_size, a, b, c, skip = random_inputs(3, 5, channels, 4)
     kernel = module._cuda_kernel()
     assert kernel is selective_scan_fn
     c = c[:, -1:] if last_only else c
     y = module._scan_cuda(kernel, x, step_size, a, b, c, skip, last_only=last_only)
     expected = selective_scan_reference(x, step_size, a, b, c, skip, last_only=last_only)
     torch.testing.assert_close(y, expected)
-    assert calls == [(3, 2, 5)]
+    assert calls == [(3, channels, 5)]
 
 
 def test_without_mamba_ssm_there_is_no_cuda_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

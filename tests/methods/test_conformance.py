@@ -165,6 +165,8 @@ def test_every_method_explains_itself(name):
 def test_a_misspelt_method_is_answered_with_the_nearest():
     with pytest.raises(InputError, match="did you mean 'pfedseq'"):
         find_method("pFedSeqq")
+    with pytest.raises(InputError, match=f"xyz.*: known are {', '.join(METHODS)}"):
+        find_method("xyz")
 
 
 class SomeClients(LocalClients):

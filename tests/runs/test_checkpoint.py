@@ -11,7 +11,7 @@ from pfedseq.engines.states import MemoryStates
 from pfedseq.errors import InputError
 from pfedseq.federation import Server, Setup
 from pfedseq.params import Params
-from pfedseq.runs.checkpoint import LARGE_BYTES, Checkpoints
+from pfedseq.runs.checkpoint import LARGE_BYTES, Checkpoints, Slot, newest_server
 
 LARGE = LARGE_BYTES // 4
 
@@ -223,6 +223,27 @@ def test_where_both_are_damaged_nothing_is_guessed(after, tmp_path):
         flip(parts(slot)[0])
     with pytest.raises(InputError, match=r"no checkpoint in .* is readable"):
         Run(tmp_path / "c").load()
+
+
+@pytest.mark.parametrize("rounds", [4, 5])
+def test_the_newest_whole_checkpoint_can_be_looked_at(after, tmp_path, rounds):
+    """In either slot; a round's number is added to the large tensor."""
+    assert newest_server(tmp_path / "c") is None
+    after(rounds, "c", version="1")
+    newest, older = slots(tmp_path / "c")
+    checkpoint, tensors = newest_server(tmp_path / "c")
+    assert (checkpoint.round, checkpoint.made_with) == (rounds, {"version": "1"})
+    assert tensors["large"].unique().tolist() == [sum(range(rounds + 1))]
+    assert tensors["seats/clients"].tolist() == [0, 1]
+    for _, there in Slot(newest).load(checkpoint, torch.device("meta")):
+        assert {tensor.device.type for tensor in there.values()} == {"meta"}
+    before = sorted(newest.iterdir())
+    flip(parts(newest)[-1])
+    assert newest_server(tmp_path / "c")[0].round == rounds - 1
+    assert sorted(newest.iterdir()) == before, "it is only looked at"
+    flip(older / "manifest.json")
+    with pytest.raises(InputError, match=r"no checkpoint in .* is readable"):
+        newest_server(tmp_path / "c")
 
 
 def test_a_checkpoint_of_something_else_is_refused_by_name(after, tmp_path):

@@ -1,6 +1,9 @@
 """A federation's run: a server without data over sites of their own, on an in-process grid."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,18 +17,28 @@ from pfedseq import load_config, run
 from pfedseq.cli import app
 from pfedseq.config import dump_config, make_config
 from pfedseq.data.record import train_count
-from pfedseq.engines.flower.clients import Guest, Node
+from pfedseq.engines.flower.clients import Guest, Node, Roll
 from pfedseq.engines.flower.records import Card
 from pfedseq.errors import InputError
-from pfedseq.federation import Hello
+from pfedseq.federation import Hello, Setup
 from pfedseq.model.personal import PersonalModel
-from pfedseq.runs.federated import agreed_classes, check_newcomer, serve
+from pfedseq.params import Params
+from pfedseq.runs.federated import (
+    Federation,
+    _members,
+    agreed_classes,
+    check_equipment,
+    check_newcomer,
+    serve,
+    sites_record,
+)
 from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.identity import difference
 from pfedseq.runs.site_config import SiteConfig
 from pfedseq.runs.status import StatusFile
 from pfedseq.serving.prediction import predict_files
 from tests.engines.flower.configured_sites import ConfiguredSite, digits_sites
-from tests.engines.flower.grid import InProcessGrid
+from tests.engines.flower.grid import InProcessGrid, request
 
 TINY = {
     "run": {"methods": ["pfedseq"], "rounds": 3},
@@ -85,7 +98,10 @@ def test_a_federation_makes_the_bits_of_one_machine(config, tmp_path, in_process
     assert without_seconds(tmp_path / "out") == without_seconds(in_process)
     there = models(*sorted((in_process / "adapters" / "pfedseq").iterdir()))
     assert_same(at_sites(tmp_path, tmp_path / "out"), there)
-    assert told[-1].startswith("pfedseq: round 3 of 3, accuracy")
+    assert told[-3:] == [
+        f"pfedseq: round {r.round} of 3, accuracy {r.scores.client_mean:.4f}"
+        for r in RunFolder(in_process).records()
+    ]
     assert StatusFile(tmp_path / "out").read()["state"] == "finished"
     assert not (tmp_path / "out" / "adapters").exists(), "personal models stay at the sites"
     record = RunFolder(tmp_path / "out").read_data()
@@ -99,17 +115,19 @@ def test_a_federation_makes_the_bits_of_one_machine(config, tmp_path, in_process
 
 def test_a_server_that_was_killed_goes_on_and_ends_with_the_same_bits(config, tmp_path, in_process):
     """Killed in round 3 once a site has trained: the site goes back to its memory of round 2."""
-    sites, out = digits_sites(tmp_path), tmp_path / "out"
+    sites, out, shown = digits_sites(tmp_path), tmp_path / "out", set()
 
     class Dying(InProcessGrid):
         def pull_messages(self, ids):
             replies = super().pull_messages(ids)
+            shown.add(StatusFile(out).read()["sentence"])
             if any(reply.metadata.group_id == "3" for reply in replies):
                 raise Killed
             return replies
 
     with pytest.raises(Killed):
         serve_here(sites, out, config, grid=Dying(sites))
+    assert {"waiting for the sites", "round 1 has begun"} < shown
     assert StatusFile(out).read()["state"] == "failed"
     serve_here(sites, out, None)
     assert without_seconds(out) == without_seconds(in_process)
@@ -262,6 +280,70 @@ def test_classes_are_agreed_on_by_name():
         agreed_classes({"a": a, "b": swapped}, "same", print)
 
 
+def test_what_is_written_down_of_sites_and_read_again():
+    sites = {"a": Hello(5, 2, 3, ("x", "y")), "b": Hello(10, 1, 1, ("y",))}
+    record = sites_record(make_config({}), sites, ("a",), ("x", "y"))
+    counts = ({"train": 5, "validation": 2, "test": 3}, {"train": 10, "validation": 1, "test": 1})
+    assert record == {
+        "data": make_config({}).data.name,
+        "num_images": 22,
+        "images_sha256": None,
+        "labels_sha256": None,
+        "class_names": ["x", "y"],
+        "notes": [],
+        "clients": [
+            {"name": "a", **counts[0], "class_names": ["x", "y"]},
+            {"name": "b", **counts[1], "class_names": ["y"], "joined": True},
+        ],
+    }
+    assert list(_members(record).items()) == list(sites.items())
+    assert _members(None) is None
+
+
+def test_another_pfedseq_is_refused(monkeypatch):
+    monkeypatch.setattr("pfedseq.runs.federated.backbone_checksum", lambda model: "weights")
+    monkeypatch.setattr("pfedseq.runs.federated.version", lambda name: {"pfedseq": "1"}[name])
+    check_equipment([guest("xy")], None)
+    newer = replace(guest("xy"), card=Card("c", "folder", "weights", "2"))
+    with pytest.raises(InputError, match="site c runs pfedseq 2 and the server 1"):
+        check_equipment([guest("xy"), newer], None)
+
+
+def test_a_method_starts_with_what_the_sites_have_said():
+    """With a checkpoint every three rounds, sites keep the memory of the one before the last."""
+    values = {"run": {"rounds": 9, "seed": 5, "checkpoint_every": 3}, "methods": {}}
+    conditions = {"aggregation": "trimmed_mean", "trim": 0.2}
+    config = make_config(
+        {**values, "federation": conditions, "flower": {"answer_seconds": 7}},
+        ["run.methods=['ditto']"],
+    )
+    start = Params(torch.zeros(2, 5), torch.zeros(3))
+    roll = Roll(InProcessGrid([]), request("local"), 0.0, {"a": Hello(5, 2, 3, ("x", "y"))})
+    model = SimpleNamespace(initial=start, device=torch.device("cpu"))
+    federation = Federation(config, "r", roll, roll.members, ("x", "y"), None, model)
+    server, clients = federation.start("ditto", None, ())
+    expected = Setup(start, (5,), 9, 5, 2, aggregation="trimmed_mean", trim=0.2)
+    assert server.setup == expected
+    assert server.config == config.method_config("ditto")
+    assert (clients.config, clients.seed) == (config.federation, 5)
+    flower = clients.clients
+    assert (flower.request.method, flower.request.classes) == ("ditto", ("x", "y"))
+    assert (flower.seconds, flower.device) == (7, model.device)
+    assert [flower.kept_at(t) for t in range(1, 12)] == [0] * 6 + [3] * 3 + [6] * 2
+    made = federation.made_with("ditto")
+    other = replace(federation, first={"a": Hello(6, 2, 3, ("x", "y"))}).made_with("ditto")
+    assert difference(made, other).startswith("sites and their data was")
+    assert made["config key methods.ditto.lr"] == server.config.lr
+
+
+def test_private_updates_are_not_for_real_sites(config, tmp_path):
+    config.write_text(dump_config(load_config(config, ["privacy.noise=1.0"])))
+    with pytest.raises(InputError, match="is simulated in one process only"):
+        serve_here([], tmp_path / "out", config)
+    status = StatusFile(tmp_path / "out").read()
+    assert (status["state"], "simulated" in status["sentence"]) == ("failed", True)
+
+
 def test_a_site_with_another_backbone_is_refused(config, tmp_path):
     sites = digits_sites(tmp_path)
     other = {"partition-id": 1, "state": str(tmp_path / "x"), "backbone": "random:demo"}
@@ -282,6 +364,13 @@ def test_a_site_with_another_backbone_is_refused(config, tmp_path):
 def test_a_site_says_what_its_node_config_lacks(node, sentence):
     with pytest.raises(InputError, match=sentence):
         SiteConfig.read(node, {"sites": "/somewhere/the/server/chose"})
+
+
+def test_a_site_is_what_its_node_config_says():
+    own = {"name": "a", "data": "d", "state": "s", "backbone": "b", "device": "cpu", "warm": 5}
+    assert SiteConfig.read(own, {}) == SiteConfig("a", Path("s"), None, Path("d"), "b", "cpu", 5.0)
+    part = SiteConfig.read({"partition-id": 2, "state": "~/s"}, {})
+    assert part == SiteConfig("2", Path.home() / "s", 2, None, None, None, 600.0)
 
 
 def test_only_a_simulated_site_takes_its_folder_from_the_run():

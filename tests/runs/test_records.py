@@ -42,7 +42,14 @@ def record_of(t, clients):
 
 def test_means_and_tails():
     """Accuracies .2 (30 images) and .8 (10): plain mean .5, weighted (6 + 8) / 40 = .35."""
-    record = record_of(1, {0: scores(0.2, 30), 1: scores(0.8, 10)})
+    record = record_of(1, {1: scores(0.8, 10, 0.25, loss=3.0), 0: scores(0.2, 30, 0.75, loss=2.0)})
+    assert record.scores.clients == (0, 1)
+    assert record.scores.test_accuracy == (0.2, 0.8)
+    assert record.scores.test_loss == (2.0, 3.0)
+    assert record.scores.test_loss_mean == pytest.approx(2.5)
+    assert record.scores.validation_accuracy == (0.75, 0.25)
+    assert record.scores.validation_loss == (1.0, 1.0)
+    assert record.scores.validation_mean == pytest.approx(0.5)
     assert record.scores.client_mean == pytest.approx(0.5)
     assert record.scores.sample_weighted == pytest.approx(0.35)
     assert record.scores.worst_client == 0.2
@@ -71,6 +78,9 @@ def test_headline_is_the_last_round_and_best_rounds_stand_beside_it():
 def test_a_nan_loss_stops_the_run_and_names_the_client():
     with pytest.raises(InputError, match=r"local: client 1's test loss is NaN in round 3"):
         record_of(3, {0: scores(0.2, 1), 1: scores(0.2, 1, loss=float("nan"))})
+    outcome = RoundOutcome(3, {1: scores(0.2, 1, loss=float("nan"))}, **COSTS)
+    with pytest.raises(InputError, match=r"local: client ben's test loss is NaN in round 3"):
+        summarise_round("local", outcome, ["ann", "ben"])
 
 
 def test_without_a_validation_split_nothing_is_best_on_it():
@@ -79,7 +89,9 @@ def test_without_a_validation_split_nothing_is_best_on_it():
     assert record.scores.validation_mean is None
     assert record.scores.validation_accuracy == (None,)
     assert summarise_run([record]).best_on_validation is None
-    assert summarise_run([record]).to_json()["best_on_validation"] is None
+    summary = RunSummary({"local": summarise_run([record])}, ("ann",), {}, 2.5)
+    assert summary.to_json()["methods"]["local"]["best_on_validation"] is None
+    assert RunSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
 
 
 def test_validation_is_averaged_over_those_who_have_it():

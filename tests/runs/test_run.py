@@ -3,10 +3,12 @@
 import errno
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
 from pfedseq.config import dump_config, make_config
+from pfedseq.engines.privacy import PrivacyConfig
 from pfedseq.errors import InputError, WriteError
 from pfedseq.files import refusing_company
 from pfedseq.runs.folder import RunFolder
@@ -198,6 +200,37 @@ def test_two_processes_do_not_work_on_one_folder(play, tmp_path):
 def test_resuming_needs_a_run(tmp_path):
     with pytest.raises(InputError, match="holds no run"):
         resume(tmp_path)
+
+
+def test_what_the_user_should_know_is_told_first(world, tmp_path, monkeypatch):
+    noted, told = replace(world, notes=("one thing", "another")), []
+    monkeypatch.setattr(World, "build", lambda config: noted)
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(world.config, tmp_path / "out", stop, told.append)
+    assert told == ["one thing", "another"]
+
+
+def test_resuming_tells_of_the_rounds_that_were_left(tmp_path):
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(make_config(TINY), tmp_path, stop)
+    heard = []
+    summary = resume(tmp_path, heard.append)
+    assert [record.round for record in heard] == [2, 3]
+    assert summary == RunFolder(tmp_path).read_summary()
+    assert summary.methods["fedavg"].rounds == ROUNDS
+
+
+def test_what_private_updates_guarantee_is_in_the_summary(play, monkeypatch):
+    """That of all the rounds."""
+    monkeypatch.setattr(PrivacyConfig, "epsilon", lambda self, rounds: rounds / 4)
+    assert play("private").read_summary().epsilon == ROUNDS / 4
 
 
 def test_a_run_with_memories_on_disk_is_the_same_run(tmp_path):

@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
 from pfedseq.config import make_config
 from pfedseq.errors import InputError
+from pfedseq.files import claim
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import run
-from pfedseq.runs.sweep import Entry, methods_by_seeds, sweep
+from pfedseq.runs.sweep import SECONDS_BETWEEN_LOOKS, Entry, methods_by_seeds, sweep
 from pfedseq.runs.world import World
 from tests.run_folder import lines
 
@@ -177,6 +180,25 @@ def test_a_killed_process_leaves_its_run_to_another(tmp_path, monkeypatch):
         sweep(entries, tmp_path, lambda entry: begun.append(entry.label), tell=tell)
     assert begun == ["fedavg/seed_0", "local/seed_0"]
     assert told == ["waiting for 1 of the runs, which other processes have in hand"]
+
+
+def test_a_run_in_other_hands_is_waited_for(tmp_path, monkeypatch):
+    """It is let go at the third look; that one waits is said once."""
+    entries = methods_by_seeds(make_config(QUICK, ["run.rounds=1"]), ["local", "fedavg"], [0])
+    begun, told, looks = [], [], []
+    with ExitStack() as held:
+        assert held.enter_context(claim(entries[0].folder(tmp_path).path))
+
+        def sleep(seconds):
+            looks.append(seconds)
+            if len(looks) == 2:
+                held.close()
+
+        monkeypatch.setattr("pfedseq.runs.sweep.time", SimpleNamespace(sleep=sleep))
+        sweep(entries, tmp_path, lambda entry: begun.append(entry.label), tell=told.append)
+    assert begun == ["fedavg/seed_0", "local/seed_0"]
+    assert told == ["waiting for 1 of the runs, which other processes have in hand"]
+    assert looks == [SECONDS_BETWEEN_LOOKS] * 2
 
 
 def test_a_run_that_fails_ends_the_sweep_unless_somebody_hears_of_it(tmp_path):

@@ -3,10 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from pfedseq.config import TrainingConfig, make_config
+from pfedseq.engines.local import LocalClients
+from pfedseq.engines.states import MemoryStates
 from pfedseq.errors import InputError
-from pfedseq.runs.world import World
+from pfedseq.methods import METHODS
+from pfedseq.runs.world import _ENGINES, World, load_model
 
 
 def config_of(method, **auxiliary):
@@ -35,6 +39,70 @@ def test_missing_images_are_missed_at_once_and_only_where_needed(tmp_path):
     with pytest.raises(InputError, match="nowhere"):
         World.build(config_of("perada", **nowhere))
     World.build(config_of("local", **nowhere))
+
+
+def test_the_seed_decides_the_start_and_the_classes_its_head():
+    def start(seed, classes=3):
+        config = config_of("local")
+        run = config.run.model_copy(update={"seed": seed})
+        _, model = load_model(config.model_copy(update={"run": run}), classes)
+        return model.initial.tensors()
+
+    first, again, other = start(0), start(0), start(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+    assert start(0, classes=4)["head"].shape != first["head"].shape
+
+
+def test_the_normalisation_is_the_configs():
+    chosen = {"backbone": "random:vit-tiny", "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    model = config_of("local").model.model_copy(update=chosen)
+    config = config_of("local").model_copy(update={"model": model})
+    world = World.build(config)
+    for site in world.sites:
+        assert site.source.mean == (0.1, 0.2, 0.3)
+        assert site.source.std == (0.4, 0.5, 0.6)
+    written = world.written_out(config_of("local")).model
+    assert (written.mean, written.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
+def test_the_server_is_told_who_is_there_in_the_first_round():
+    """Of ten clients the last three come later, and the first two have left before."""
+    conditions = {"late_clients": 0.3, "late_round": 2, "leaving_clients": 0.2}
+    federation = config_of("local").federation.model_copy(
+        update={**conditions, "aggregation": "trimmed_mean", "trim": 0.2}
+    )
+    world = World.build(config_of("local").model_copy(update={"federation": federation}))
+    server, clients = world.start("local")
+    assert server.setup.clients == tuple(clients.participants(1)) == (2, 3, 4, 5, 6)
+    sizes = [len(client.train) for client in world.data.clients[2:7]]
+    assert list(server.setup.num_examples) == sizes
+    assert (server.setup.aggregation, server.setup.trim) == ("trimmed_mean", 0.2)
+    assert (server.setup.num_rounds, server.setup.seed) == (world.config.run.rounds, 0)
+    assert server.setup.num_classes == 10
+    assert server.setup.initial is world.model.initial
+
+
+def test_the_engine_is_given_what_the_config_says(monkeypatch):
+    given = {}
+
+    class Noted(LocalClients):
+        def __init__(self, client, config, sites, **options):
+            given.update(options, client=client, config=config, sites=sites)
+            super().__init__(client, config, sites, **options)
+
+    monkeypatch.setitem(_ENGINES, "wire", Noted)
+    chosen = ["engine.kind=wire", "engine.threads=3", "engine.cohort=4", "federation.payload=int8"]
+    plain = config_of("ditto").model_dump(exclude_none=True)
+    world = World.build(make_config(plain, chosen))
+    states = MemoryStates()
+    world.start("ditto", states)
+    assert given.pop("states") is states
+    assert given.pop("client") is METHODS["ditto"].client
+    assert given.pop("config") == world.config.method_config("ditto")
+    assert given.pop("sites") == list(world.sites)
+    threads = {"threads": 3, "threads_per_client": 1}
+    assert given == {**threads, "cohort": 4, "payload": "int8", "copies": []}
 
 
 def test_the_heads_rate_and_the_rounds_examples_are_the_configs():

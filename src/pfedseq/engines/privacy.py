@@ -88,7 +88,7 @@ class PrivateClients(PassingClients):
             for name, tensor in reply.tensors.items()
         }
         length = math.sqrt(sum(float(part.double().square().sum()) for part in updates.values()))
-        factor = min(1.0, self.config.clip / length) if length else 1.0
+        factor = self.config.clip / max(self.config.clip, length)
         deviation = self.config.noise * self.config.clip
         rng = torch_generator(self.seed, "privacy", t, i)
         sent: Tensors = {}

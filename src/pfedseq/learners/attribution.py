@@ -52,9 +52,8 @@ def attribute(learner: Callable[[Tensor], Tensor], window: Tensor) -> Attributio
     for i in range(num_clients):
         if squares[i] == 0:
             continue
-        last = i == num_clients - 1
         f_i = (outputs[i] * directions[i]).sum()
-        (slope,) = torch.autograd.grad(f_i, inputs, retain_graph=not last)
+        (slope,) = torch.autograd.grad(f_i, inputs, retain_graph=True)
         # A row of zeros has no scale, and so no slope: what is not there takes no part.
         products = torch.where(window != 0, slope * window, 0)
         parts[i] = products.sum((0, 1)).T  # (L, N) → (N, L)

@@ -93,7 +93,7 @@ class PeFLLServer(Server):
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Pull the mean over clients of Δ_i back through h, into h's and the descriptors' .grad."""
         deltas, _ = self.setup.stack(replies, "delta")
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         self.descriptors = self.descriptors.detach().requires_grad_()
         pull_back(self.h(self.standardise(self.descriptors)), deltas / len(replies))
 

@@ -67,6 +67,13 @@ def test_who_does_not_answer_in_time_is_absent_and_goes_on_with_its_memory(sites
     assert train(clients, 3) == {0: 3, 1: 2, 2: 3}
 
 
+def test_answers_are_put_where_the_server_computes(sites):
+    clients = connect(InProcessGrid(sites), 3)
+    clients.device = torch.device("meta")
+    replies = clients.call("train", 1, {i: {} for i in clients.ids})
+    assert [reply.tensors["count"].device for reply in replies.values()] == [clients.device] * 3
+
+
 def test_a_late_answer_is_not_taken_for_the_next_rounds(sites):
     clients = connect(InProcessGrid(sites), 3, seconds=0.3)
     sites[1].faults = ["late"]
@@ -85,6 +92,24 @@ def test_what_is_there_in_time_is_taken_however_it_is_fetched(sites):
     clients.seconds, honest = 0.2, sites[0].reply
     sites[0].reply = lambda content: time.sleep(0.3) or honest(content)
     assert train(clients, 1) == {0: 1, 1: 1, 2: 1}
+
+
+def test_messages_that_the_superlink_refuses_are_sent_again(sites):
+    """It takes all of a call's messages, or none."""
+
+    class Full(InProcessGrid):
+        refusals = 0
+
+        def push_messages(self, messages):
+            self.refusals -= 1
+            return super().push_messages(messages) if self.refusals < 0 else []
+
+    grid = Full(sites)
+    grid.refusals = 1
+    clients = connect(grid, 3)
+    grid.refusals = 2
+    assert train(clients, 1) == {0: 1, 1: 1, 2: 1}
+    assert [len(site.heard) for site in sites] == [2, 2, 2]
 
 
 def test_a_server_that_goes_back_finds_the_memory_of_then(sites):
