@@ -127,7 +127,7 @@ def test_a_head_for_other_classes_is_refused(theirs, config, command, tmp_path, 
     command("import", theirs, config, "--to", made, "--head")
     code, _, err = command(
         *("run", made, "--out", tmp_path / "run", "--set", "data.name=folder"),
-        *("--set", "data.partition=iid"),
+        *("--set", "data.partition=iid", "--set", "data.scanners=false"),
         *("--set", f"data.source={photos / 'quarry'}", "--set", f"data.store={tmp_path / 's'}"),
     )
     assert code == 2

@@ -176,7 +176,9 @@ class DataConfig(BaseConfig):
     def _check_together(self) -> Self:
         """Refuse combinations that cannot mean anything."""
         if self.scanners and self.name != "digits":
-            raise ValueError(f"scanners are made for digits, not for {self.name}")
+            raise ValueError(
+                f"scanners are made for digits, not for {self.name}: set data.scanners = false"
+            )
         if self.partition != "owners" and self.split_owners != 1:
             raise ValueError(
                 f"split_owners = {self.split_owners} needs partition = 'owners', "
