@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(STAMP)   ## pFedSeq, Local and FedAvg on ten clients' digits, in under 3 minutes
+demo: $(STAMP)   ## pFedSeq, Local and FedAvg on ten clients' digits, in under 2 minutes
 	$(BIN)/pfedseq run demo
 
 test: $(STAMP)   ## the default tests
