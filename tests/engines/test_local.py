@@ -73,3 +73,10 @@ def test_a_client_that_fails_is_heard_of():
     with pytest.raises(RuntimeError, match="out of paper"):
         make().call("train", 1, {0: {}, 1: {"fail": torch.ones(1)}, 2: {}})
     assert make().call("train", 1, {}) == {}
+
+
+def test_an_engine_keeps_the_memory_that_its_passes_free(monkeypatch):
+    called = []
+    monkeypatch.setattr(local, "keep_freed_memory", lambda: called.append("before the threads"))
+    make()
+    assert called == ["before the threads"]
