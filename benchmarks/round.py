@@ -8,8 +8,9 @@ messages, without the server and without testing. "One after another" is the sam
 cohort = 1: a client at a time on each core. The PFLlib-like loop keeps a deep copy of the model for
 every client, decodes every image in every round (JPEG of 227 pixels, PACS' size, for ViT-Ti; PNG
 of the model's own size for the demo), and leaves the cores to PyTorch. With adapters in the last 4
-of 12 blocks it still runs all 12 forwards, and backwards only the 4. All take turns, and each
-figure is the fastest turn. Of N clients each way runs once in a process of its own, for the
+of 12 blocks it still runs all 12 forwards, and backwards only the 4. "bfloat16" is
+`model.precision` here and PyTorch's autocast there. All take turns, and each figure is the fastest
+turn. Of N clients each way runs once in a process of its own, for the
 memory's sake; deep copies of 1,000 models do not fit.
 
 The share of the peak counts the products that cannot be avoided (`client.py` says which) and
@@ -39,7 +40,7 @@ from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.engines.cohort import automatic_cohort
 from pfedseq.engines.local import LocalClients
 from pfedseq.methods import find_method
-from pfedseq.model.adapted import AdaptedModel
+from pfedseq.model.adapted import AdaptedModel, Precision
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import peft_config
 from pfedseq.model.backbone import Backbone, load_backbone
@@ -53,7 +54,12 @@ PHOTO_SIZE = 227
 
 
 def make_sites(
-    backbone: Backbone, clients: int, images_each: int, batch_size: int, layers: str = "all"
+    backbone: Backbone,
+    clients: int,
+    images_each: int,
+    batch_size: int,
+    layers: str = "all",
+    precision: Precision = "float32",
 ) -> list[ExampleSite]:
     """Clients with noise to train on; the images of a thousand of them are a few, repeated."""
     rng, different = np.random.default_rng(0), min(clients * images_each, 640)
@@ -61,7 +67,8 @@ def make_sites(
     pixels = rng.integers(0, 256, (different, 3, size, size), dtype=np.uint8)
     labels = rng.integers(0, CLASSES, different)
     images = ImageSet("noise", pixels, labels, tuple(map(str, range(CLASSES))))
-    model = AdaptedModel(backbone, AdapterConfig(layers=layers), CLASSES, seed=0)
+    adapter = AdapterConfig(layers=layers)
+    model = AdaptedModel(backbone, adapter, CLASSES, seed=0, precision=precision)
     source = ImageSource(images, backbone.mean, backbone.std, torch.device("cpu"))
     none = np.arange(0)
     data = [
@@ -95,7 +102,7 @@ def image_file(pixels: np.ndarray, stored_size: int) -> io.BytesIO:
 
 
 def pfllib_like_round(
-    backbone: Backbone, sites: list[ExampleSite], stored_size: int
+    backbone: Backbone, sites: list[ExampleSite], stored_size: int, *, autocast: bool = False
 ) -> Callable[[], object]:
     """A model for every client, trained in turn as PEFT's documentation does."""
     model, images, size = sites[0].model, sites[0].source.images, backbone.image_size
@@ -124,9 +131,10 @@ def pfllib_like_round(
             for batch in site.task(1, "train").batches(1):
                 indices = site.data.train[batch.numpy()]
                 pixels = torch.stack([decoded(int(i)) for i in indices])
-                logits = one["head"](one["vit"](pixels).last_hidden_state[:, 0])
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    logits = one["head"](one["vit"](pixels).last_hidden_state[:, 0])
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(logits, site.source.labels(indices)).backward()
+                nn.functional.cross_entropy(logits.float(), site.source.labels(indices)).backward()
                 optimizer.step()
         torch.set_num_threads(1)
 
@@ -169,13 +177,16 @@ def vit_tiny(quick: bool, repeats: int) -> dict[str, Any]:
     clients, each, batch_size = 8, 16 if quick else 48, 16
     sites = make_sites(backbone, clients, each, batch_size)
     upper = make_sites(backbone, clients, each, batch_size, "last 4")
+    rounded = make_sites(backbone, clients, each, batch_size, precision="bfloat16")
     size, peak = automatic_cohort(clients, batch_size), peak_of_all_cores()
     seconds = fastest(
         {
             "cohort": engine_round(sites, size),
             "one after another": engine_round(sites, 1),
+            "bfloat16": engine_round(rounded, size),
             "last 4": engine_round(upper, size),
             "PFLlib-like": pfllib_like_round(backbone, sites, PHOTO_SIZE),
+            "PFLlib-like, bfloat16": pfllib_like_round(backbone, sites, PHOTO_SIZE, autocast=True),
             "PFLlib-like, last 4": pfllib_like_round(backbone, upper, PHOTO_SIZE),
         },
         repeats,
@@ -259,6 +270,8 @@ def main() -> None:
     note("share_of_matmul_peak", figures["vit_tiny_112"]["share_of_matmul_peak"])
     note("prefix_speedup", seconds["cohort"] / seconds["last 4"])
     note("speedup_vs_pfllib_like", seconds["PFLlib-like"] / seconds["cohort"])
+    note("bfloat16_speedup", seconds["cohort"] / seconds["bfloat16"])
+    note("speedup_vs_pfllib_like_bfloat16", seconds["PFLlib-like"] / seconds["bfloat16"])
     note("speedup_vs_pfllib_like_last_4", seconds["PFLlib-like, last 4"] / seconds["last 4"])
     sizes = [(10, 4), (1000, 1)] if quick else [(10, 16), (20, 16), (100, 16), (1000, 4)]
     note("rounds", [rounds_of(count, images) for count, images in sizes])

@@ -386,8 +386,9 @@ def test_groups_are_equal_and_follow_from_the_numbers_alone():
 def test_automatic_size(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert automatic_cohort(10, 8) == 5
-    assert automatic_cohort(100, 8) == 8
-    assert automatic_cohort(6, 16) == 3
-    assert automatic_cohort(12, 16) == 3, "three cohorts of four would leave a core idle"
+    assert automatic_cohort(100, 8) == 5
+    assert automatic_cohort(6, 16) == 2
+    assert automatic_cohort(6, 8) == 3
+    assert automatic_cohort(12, 8) == 3, "three cohorts of four would leave a core idle"
     assert automatic_cohort(1, 16) == 1
     assert automatic_cohort(100, 128) == 1

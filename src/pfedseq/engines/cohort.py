@@ -21,7 +21,7 @@ from torch import Tensor
 from pfedseq.federation import Answer, Batch, Hello, Part, Question, Score, Site, Split, Task
 from pfedseq.params import Params
 
-FULL_PASS = 64
+FULL_PASS, FULL_PASS_OF_A_CARD = 40, 64
 """Examples in a pass with which the backbone's products are near their fastest."""
 
 Result = TypeVar("Result")
@@ -196,6 +196,6 @@ def automatic_cohort(num_clients: int, batch_size: int, cards: int = 0) -> int:
     side by side must not change what is computed together.
     """
     cores = cards or os.cpu_count() or 1
-    largest = max(1, FULL_PASS // batch_size)
+    largest = max(1, (FULL_PASS_OF_A_CARD if cards else FULL_PASS) // batch_size)
     turns = -(-num_clients // (largest * cores))  # of all cores; none of them idle in the last
     return -(-num_clients // (turns * cores))

@@ -22,6 +22,8 @@ from pfedseq.model.stacked import StackedTower
 from pfedseq.params import Params
 from pfedseq.seeding import seeded, torch_generator
 
+Precision = Literal["float32", "bfloat16"]
+
 HEAD_STD = 0.02
 """Standard deviation of the initial head weights, as ViT's own classification head."""
 
@@ -31,9 +33,9 @@ class AdaptedModel:
 
     The backbone holds no client state: θ and ω are arguments, so N clients cost one backbone and
     N small vectors. `head_rate` is the heads' rate of SGD as a multiple of the adapters': both are
-    then moved by one rate, and no method needs to know of two. `functional_call` swaps parameters
-    inside the module while it runs, so each thread works on a skeleton of its own; the frozen
-    weights are the same tensors in all of them.
+    then moved by one rate, and no method needs to know of two. `precision` is that of the adapted
+    layers' products. `functional_call` swaps parameters inside the module while it runs, so each
+    thread works on a skeleton of its own; the frozen weights are the same tensors in all of them.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class AdaptedModel:
         num_classes: int,
         seed: int,
         head_rate: float = 1.0,
+        precision: Precision = "float32",
     ) -> None:
         self.encoder, self.adapter_config, self.num_classes = encoder, adapter, num_classes
         self.feature_dim = encoder.feature_dim
@@ -66,10 +69,16 @@ class AdaptedModel:
             parameter.requires_grad_(False)
         self._adapted = module
         self._skeletons = threading.local()
+        self._products = None if precision == "float32" else torch.bfloat16
         self.stacked: StackedTower | None = None
         """The same for several clients at once, where their adapters can be stacked."""
         if not adapter.dropout:
-            self.stacked = encoder.stacked(self._plain, adapter, self.layout)
+            self.stacked = encoder.stacked(self._plain, adapter, self.layout, self._products)
+        if self._products is not None and self.stacked is None:
+            raise InputError(
+                f"model.precision = {precision!r} is for images and for adapters without dropout: "
+                "set it to 'float32'"
+            )
 
     def on(self, device: torch.device) -> AdaptedModel:
         """The same model on a device, around a copy of the frozen weights that lies there."""
@@ -82,7 +91,9 @@ class AdaptedModel:
         there.initial = Params(*(x.to(device) for x in (self.initial.adapter, self.initial.head)))
         there._skeletons = threading.local()
         if self.stacked is not None:
-            there.stacked = self.encoder.stacked(there._plain, self.adapter_config, self.layout)
+            there.stacked = self.encoder.stacked(
+                there._plain, self.adapter_config, self.layout, self._products
+            )
         return there
 
     @property
@@ -111,6 +122,8 @@ class AdaptedModel:
 
         `dropout` is what training draws the dropped inputs from; without it nothing is dropped.
         """
+        if self._products is not None:
+            return self._rounded_features(adapter, inputs)
         skeleton = self._skeleton("adapted")
         if self.adapter_config.dropout:
             for layer in skeleton.modules():
@@ -122,12 +135,19 @@ class AdaptedModel:
     @torch.no_grad()
     def merged(self, adapter: Tensor) -> Callable[[Tensor], Tensor]:
         """The same features for a θ that stays: it is merged once, then costs nothing."""
+        if self._products is not None:
+            return lambda inputs: self._rounded_features(adapter, inputs)
         weights = merged_weights(
             self.adapter_config,
             self.layout.unflatten(adapter),
             dict(self._plain.named_parameters()),
         )
         return lambda inputs: functional_call(self._skeleton("plain"), weights, (inputs,))
+
+    def _rounded_features(self, adapter: Tensor, inputs: Tensor) -> Tensor:
+        """Of a cohort of one."""
+        assert self.stacked is not None
+        return self.stacked.features(adapter.unsqueeze(0), inputs, [len(inputs)])
 
     def classify(self, head: Tensor, features: Tensor) -> Tensor:
         """Logits (B, C) of features (B, F)."""

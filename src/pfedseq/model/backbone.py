@@ -109,11 +109,15 @@ class Backbone:
         return Towers(prefix, *(Tower(vit, first, self.num_layers) for vit in (plain, adapted)))
 
     def stacked(
-        self, plain: nn.Module, adapter: AdapterConfig, layout: AdapterLayout
+        self,
+        plain: nn.Module,
+        adapter: AdapterConfig,
+        layout: AdapterLayout,
+        precision: torch.dtype | None,
     ) -> StackedTower:
         """Several clients' features in one pass."""
         assert isinstance(plain, Tower)
-        return StackedTower(plain, adapter, layout, self.num_layers)
+        return StackedTower(plain, adapter, layout, self.num_layers, precision)
 
 
 def load_backbone(

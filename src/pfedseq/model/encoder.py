@@ -66,7 +66,11 @@ class Encoder(Protocol):
         """Cut below layer `first`; `inject` puts adapters into a module, in place."""
 
     def stacked(
-        self, plain: nn.Module, adapter: AdapterConfig, layout: AdapterLayout
+        self,
+        plain: nn.Module,
+        adapter: AdapterConfig,
+        layout: AdapterLayout,
+        precision: torch.dtype | None,
     ) -> StackedTower | None:
         """Several clients' features in one pass, where it can be done."""
 

@@ -97,7 +97,13 @@ class TextEncoder:
         inject(adapted)
         return Towers(None, same_weights(self.model), adapted)
 
-    def stacked(self, plain: nn.Module, adapter: AdapterConfig, layout: AdapterLayout) -> None:
+    def stacked(
+        self,
+        plain: nn.Module,
+        adapter: AdapterConfig,
+        layout: AdapterLayout,
+        precision: torch.dtype | None,
+    ) -> None:
         """Not for texts: clients take turns."""
         return
 

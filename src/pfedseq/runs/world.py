@@ -241,7 +241,12 @@ def load_model(config: Config, num_classes: int) -> tuple[Backbone, AdaptedModel
         section.backbone, size, section.mean, section.std, num_heads=section.num_heads
     )
     model = AdaptedModel(
-        backbone, config.adapter, num_classes, config.run.seed, config.training.head_rate
+        backbone,
+        config.adapter,
+        num_classes,
+        config.run.seed,
+        config.training.head_rate,
+        section.precision,
     )
     model.initial = starting_params(model)
     return backbone, model.on(pick_devices(config.engine.device)[0])
@@ -302,6 +307,7 @@ def load_text_model(config: Config, texts: TextSet) -> tuple[AdaptedModel, TextS
         len(texts.class_names),
         config.run.seed,
         config.training.head_rate,
+        config.model.precision,
     )
     return model.on(device), TextSource.of(texts, encoder, config.data.max_tokens, device)
 
