@@ -4,7 +4,7 @@ from pydantic import ValidationError
 from sklearn.linear_model import RidgeClassifier
 
 from pfedseq.data import DataConfig, load_data
-from pfedseq.data.digits import MAX_ROTATION, digits_images, draw_styles
+from pfedseq.data.digits import digits_images, draw_styles
 from pfedseq.errors import InputError
 
 
@@ -21,11 +21,20 @@ def test_digits_are_all_there_at_the_asked_size():
 
 def test_styles_are_spread_over_their_range_under_every_seed():
     for seed in range(5):
-        styles = draw_styles(10, seed)
+        styles = draw_styles(10, seed, 27.0)
         rotations = sorted(style.rotation for style in styles)
-        np.testing.assert_allclose(np.diff(rotations), 2 * MAX_ROTATION / 9)
+        np.testing.assert_allclose(rotations, np.linspace(-27, 27, 10), atol=1e-9)
         assert min(style.contrast for style in styles) == pytest.approx(0.6)
-    assert draw_styles(10, 1) == draw_styles(10, 1) != draw_styles(10, 2)
+    assert draw_styles(10, 1, 9.0) == draw_styles(10, 1, 9.0) != draw_styles(10, 2, 9.0)
+
+
+def test_scanners_turn_as_far_as_they_are_told():
+    """Ink of a digit that is turned less lies nearer to where it lay."""
+    straight, little, much = (
+        load_data(DataConfig(scanner_turn=turn), seed=0).examples.images.astype(float)
+        for turn in (0.0, 10.0, 60.0)
+    )
+    assert np.abs(little - straight).mean() < 0.5 * np.abs(much - straight).mean()
 
 
 def test_the_demo_scenario_deals_evenly_and_is_a_function_of_the_seed():
@@ -109,6 +118,7 @@ def test_bad_sections_are_refused_in_one_sentence():
         ({"name": "folder", "source": "x", "layout": "owner"}, "class exactly once"),
         ({"min_samples": 50, "max_images_per_client": 40}, "more than max_images_per_client = 40"),
         ({"alpha": 0}, "greater than 0"),
+        ({"scanner_turn": 91}, "less than or equal to 90"),
         ({"colour": 1}, "not permitted"),
     ]:
         with pytest.raises(ValidationError, match=sentence):

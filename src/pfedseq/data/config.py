@@ -107,6 +107,12 @@ class DataConfig(BaseConfig):
         description="for `digits`, where it is the default: every client's images come from a "
         "scanner of its own",
     )
+    scanner_turn: float = Field(
+        40.0,
+        ge=0,
+        le=90,  # beyond it a 6 and a 9 could no longer be told apart
+        description="by how many degrees scanners turn at most: how much clients differ",
+    )
     partition_seed: int | None = Field(
         None,
         ge=0,

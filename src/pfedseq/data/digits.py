@@ -16,8 +16,6 @@ from pfedseq.data.dataset import ClientData, ImageSet
 
 FRAME_SHARE = 0.75
 """Part of the frame's side that the digit takes: room to turn it without cutting its corners."""
-MAX_ROTATION = 40.0
-"""Degrees either way. Beyond about 90 a 6 and a 9 could no longer be told apart by a person."""
 STYLE_STREAM = 0x5CA77E2
 """Keeps the styles' random stream apart from the partition's, which has the same seed."""
 
@@ -58,7 +56,7 @@ def digits_images(image_size: int) -> ImageSet:
     )
 
 
-def draw_styles(num_clients: int, seed: int) -> tuple[ScannerStyle, ...]:
+def draw_styles(num_clients: int, seed: int, most_turned: float) -> tuple[ScannerStyle, ...]:
     """One style per client. Each quality is spread evenly over its range and shuffled.
 
     An even spread, rather than independent draws, keeps the gap between clients under every
@@ -69,7 +67,7 @@ def draw_styles(num_clients: int, seed: int) -> tuple[ScannerStyle, ...]:
     def spread(low: float, high: float) -> NDArray[np.float64]:
         return rng.permutation(np.linspace(low, high, num_clients))
 
-    rotation = spread(-MAX_ROTATION, MAX_ROTATION)
+    rotation = spread(-most_turned, most_turned)
     blur = spread(0.0, 0.03)
     contrast = spread(0.6, 1.0)
     noise = spread(0.0, 0.04)
@@ -84,13 +82,17 @@ def draw_styles(num_clients: int, seed: int) -> tuple[ScannerStyle, ...]:
     )
 
 
-def scan_for_clients(images: ImageSet, clients: Sequence[ClientData], seed: int) -> ImageSet:
-    """A copy of the images in which each client's own have gone through its scanner."""
+def scan_for_clients(
+    images: ImageSet, clients: Sequence[ClientData], seed: int, most_turned: float
+) -> ImageSet:
+    """A copy of the images in which each client's own have gone through its scanner.
+
+    Scanners turn by up to `most_turned` degrees either way.
+    """
     scanned = images.images.copy()
     owners = np.full(len(images.labels), -1, dtype=np.int64)
-    for number, (client, style) in enumerate(
-        zip(clients, draw_styles(len(clients), seed), strict=True)
-    ):
+    styles = draw_styles(len(clients), seed, most_turned)
+    for number, (client, style) in enumerate(zip(clients, styles, strict=True)):
         members = np.sort(np.concatenate([client.train, client.validation, client.test]))
         grain = np.random.RandomState((seed, STYLE_STREAM, number))
         scanned[members] = _three_channels(_scan(images.images[members, 0], style, grain))

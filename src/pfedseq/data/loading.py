@@ -23,7 +23,9 @@ def load_data(config: DataConfig, seed: int, report: Report = silent) -> Federat
     images = load_images(config, report)
     clients = deal(images, config, seed)
     if config.scanners:
-        images = digits.scan_for_clients(images, clients, _partition_seed(config, seed))
+        images = digits.scan_for_clients(
+            images, clients, _partition_seed(config, seed), config.scanner_turn
+        )
     return FederatedData(images, clients)
 
 
