@@ -118,6 +118,17 @@ def test_in_company_as_alone():
         assert alone.adapter.norm() > 0
 
 
+def test_a_run_computes_as_its_config_says():
+    def gradient(*options):
+        site = World.build(load_config("demo", [*OPTIONS, *options])).sites[0]
+        task = site.task(1, "train")
+        return task.grad(some_phi(task.model, scale=0.1), torch.arange(4)).adapter
+
+    exact = gradient("model.precision=float32")
+    assert 1e-4 < distance(gradient(), exact) < 5e-2
+    assert torch.equal(gradient("model.precision=float32"), exact)
+
+
 def test_where_it_cannot_be_done_it_is_refused():
     with pytest.raises(InputError, match="'bfloat16' is for images and for adapters without"):
         AdaptedModel(

@@ -38,7 +38,11 @@ _WITHOUT_EFFECT = {
     "flower.classes",
     "flower.newcomers",
 }
-_AS_BEFORE = {"federation.payload": "float32"}
+_AS_BEFORE = {
+    "federation.payload": "float32",
+    "model.precision": "float32",
+    "data.scanner_turn": 40.0,
+}
 """Options with which a run is what it was before there were such options."""
 
 
