@@ -183,7 +183,7 @@ class _LoraProducts(torch.autograd.Function):
         to_inputs = torch.empty_like(flat) if ctx.needs_input_grad[0] else None
         exact, rounded = downs.dtype, flat.dtype
         downs = downs.to(rounded)
-        ups = ups.mT.contiguous().to(rounded)  # thin products are up to five times faster on wide
+        ups = ups.mT.contiguous().to(rounded)  # wide: thin products are up to five times faster
         to_downs, to_ups = torch.empty_like(downs), torch.empty_like(ups)
         for i, part in enumerate(ctx.rows):
             x, g = flat[part], flat_gradient[part]
