@@ -39,7 +39,7 @@ format: $(STAMP) ## let ruff rewrite the files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-backbone: $(STAMP) ## make the demo's backbone anew (docs/backbones.md)
+backbone: $(STAMP) ## make the demo's backbone anew (docs/reference/backbones.md)
 	$(BIN)/python -m pfedseq.pretraining --out src/pfedseq/assets/demo_vit
 
 clean:           ## remove everything that was built

@@ -135,7 +135,7 @@ def deployment(folder: Path, sites: int, rounds: int) -> dict[str, float]:
 
 
 def simulation(folder: Path, sites: int, rounds: int) -> dict[str, float]:
-    """As docs/deploying.md has it: a SuperLink of its own, whose sites are Ray actors."""
+    """As docs/howto/deploying.md has it: a SuperLink of its own, whose sites are Ray actors."""
     from pfedseq.cli.loopback import CONNECTION, HOST, Loopback, Started, copy_app, free_ports, stop
 
     folder.mkdir()

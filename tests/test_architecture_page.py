@@ -1,11 +1,11 @@
-"""docs/architecture.md tells the truth: its picture is the contract, its names exist."""
+"""The page on the architecture tells the truth: its picture is the contract, its names exist."""
 
 import re
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 SOURCE = ROOT / "src" / "pfedseq"
 
 
@@ -22,9 +22,9 @@ def test_what_is_named_exists():
     assert len(named) > 20
     for file, *names in named:
         path = SOURCE / file if (SOURCE / file).exists() else ROOT / file
-        assert path.is_file(), f"docs/architecture.md names {file}, which is not there"
+        assert path.is_file(), f"architecture.md names {file}, which is not there"
         for name in filter(None, names):
             defined = re.search(rf"^\s*(class|def) {name}\b", path.read_text(), flags=re.M)
-            assert defined, f"docs/architecture.md names {name} in {file}, which is not there"
+            assert defined, f"architecture.md names {name} in {file}, which is not there"
     for folder in re.findall(r"^\| `(\w+)/`", PAGE, flags=re.M):
         assert (SOURCE / folder).is_dir(), folder

@@ -152,7 +152,7 @@ class EngineConfig(BaseConfig):
 
 
 class FlowerConfig(BaseConfig):
-    """[flower]: sites on other machines, reached through Flower; see docs/deploying.md."""
+    """[flower]: sites on other machines, reached through Flower; see docs/howto/deploying.md."""
 
     sites: int | None = Field(
         None, ge=1, description="sites to wait for before round 1; default: data.num_clients"

@@ -1,4 +1,4 @@
-"""docs/your-own-data.md: every command runs, and shows the words that the page shows."""
+"""docs/tutorials/your-own-data.md: every command runs, and shows the words that the page shows."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ import pytest
 from pfedseq import cli
 from tests.cli.tiles import draw_tiles
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/your-own-data.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/tutorials/your-own-data.md"
 
 
 def blocks(language: str) -> list[str]:

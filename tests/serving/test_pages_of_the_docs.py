@@ -1,4 +1,4 @@
-"""What the README and docs/serving.md tell people to type, from a run to an answer, works."""
+"""What the README and docs/howto/serving.md tell people to type, from a run to an answer, works."""
 
 import os
 import re
@@ -91,14 +91,14 @@ def test_every_line_of_the_page_on_serving_works(
         '[run]\nmethods = ["fedavg"]\nrounds = 1\n[data]\nname = "folder"\nsource = "photos"\n'
         'layout = "owner/class"\nstore = "store"\n'
     )
-    predict, export, start, serve = (lines(b) for b in blocks("docs/serving.md", "sh"))
+    predict, export, start, serve = (lines(b) for b in blocks("docs/howto/serving.md", "sh"))
     for words in [*predict, *export, *start]:
         code, _, err = command(*words[1:])
         assert code == 0, (words, err)
     assert Path("merged/mill/merged/model.safetensors").exists()
     assert Path("runs/again/adapters/fedavg/quarry").is_dir()
 
-    (code,) = blocks("docs/serving.md", "python")
+    (code,) = blocks("docs/howto/serving.md", "python")
     capsys.readouterr()
     exec(code, {})
     answer = capsys.readouterr().out.strip()

@@ -3,7 +3,8 @@
 Updates are tiny (1e-4 … 1e-2) and their size differs from one adapter parameter to the next. So
 each row of the window, one parameter's updates by all clients, is divided by its root mean square,
 and what the model emits is multiplied by it and by a gain: ξ has the scale of the updates, and the
-gain lets it grow beyond them at Adam's rate. docs/learner.md has the measurements behind it.
+gain lets it grow beyond them at Adam's rate. The measurements behind
+it: docs/explanation/learner.md.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Every command of docs/deploying.md, in its order, on one machine."""
+"""Every command of docs/howto/deploying.md, in its order, on one machine."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from PIL import Image
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
-GUIDE = Path(__file__).parents[3] / "docs" / "deploying.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "howto" / "deploying.md"
 
 
 def blocks(simulation):
