@@ -1,10 +1,10 @@
 """The fused CPU kernel of the Mamba network as a differentiable function.
 
 `mamba_kernel` runs the whole network on rows of D that stay in cache, forward and backward, and
-keeps nothing between the two; see docs/explanation/learner-kernel.md. It is an optional
-extension, opened by ctypes, which releases the GIL: the work is divided into (layer, chunk of D)
-and spread over plain threads. The chunks are of a fixed size and their weight gradients are added in a fixed order, so
-the number of threads does not change a single bit of the result.
+keeps nothing between the two; see docs/explanation/learner-kernel.md. It is an optional extension,
+opened by ctypes, which releases the GIL: the work is divided into (layer, chunk of D) and spread
+over plain threads. The chunks are of a fixed size and their weight gradients are added in a fixed
+order, so the number of threads does not change a single bit of the result.
 
 The environment variable PFEDSEQ_MAMBA_KERNEL forces a variant (`baseline`, `avx2`, `avx512`) or
 turns the kernel `off`.

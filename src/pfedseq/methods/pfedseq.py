@@ -9,8 +9,8 @@ client's own ω_i.
 Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, where it
 starts, that updates have a sign, and what it forgets) is named in `LearnerConfig`;
 docs/explanation/learner.md has the evidence. A client that misses a round keeps its last Δ in the
-history and is not in Eq. (1); one without any update in the window, such as a newcomer, gets no ξ. With the clients that
-join and leave, learner and history become wider and narrower (`reseat`).
+history and is not in Eq. (1); one without any update in the window, such as a newcomer, gets no ξ.
+With the clients that join and leave, learner and history become wider and narrower (`reseat`).
 """
 
 from collections.abc import Mapping, Sequence
