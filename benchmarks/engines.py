@@ -118,7 +118,7 @@ def in_process(folder: Path, kind: str, sites: int, rounds: int) -> dict[str, fl
 
 
 def deployment(folder: Path, sites: int, rounds: int) -> dict[str, float]:
-    from pfedseq.cli.loopback import Loopback
+    from pfedseq.deployment.loopback import Loopback
 
     folder.mkdir()
     config, out = folder / "run.toml", folder / "out"
@@ -136,7 +136,15 @@ def deployment(folder: Path, sites: int, rounds: int) -> dict[str, float]:
 
 def simulation(folder: Path, sites: int, rounds: int) -> dict[str, float]:
     """As docs/howto/deploying.md has it: a SuperLink of its own, whose sites are Ray actors."""
-    from pfedseq.cli.loopback import CONNECTION, HOST, Loopback, Started, copy_app, free_ports, stop
+    from pfedseq.deployment.loopback import (
+        CONNECTION,
+        HOST,
+        Loopback,
+        Started,
+        copy_app,
+        free_ports,
+        stop,
+    )
 
     folder.mkdir()
     config, out = folder / "run.toml", folder / "out"
@@ -232,7 +240,7 @@ def scale(sites: int) -> dict[str, float]:
     import torch
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.engines.flower.grid import InProcessGrid, connect, federation
+    from tests.deployment.grid import InProcessGrid, connect, federation
     from tests.toys import make_setup, quadratic_federation, random_centers
 
     from pfedseq.methods import find_method

@@ -2,8 +2,8 @@
 
 _HYPERNETS = "methods/test_pfedhn methods/test_pfedla methods/test_hyper_identities"
 _FLOWER = (
-    "engines/flower/test_warm engines/flower/test_faults engines/flower/test_newcomers "
-    "engines/flower/test_parity runs/test_federated"
+    "deployment/test_warm deployment/test_faults deployment/test_newcomers "
+    "deployment/test_parity deployment/test_server"
 )
 
 TESTS = {
@@ -32,7 +32,12 @@ TESTS = {
     "learners/test_resizing learners/test_mamba_paths",
     "learners/selective_scan.py": "learners/test_selective_scan learners/test_mamba",
     "learners/*.py": "learners/test_architectures learners/test_resizing methods/test_pfedseq",
-    "engines/flower/*.py": _FLOWER,
+    "deployment/worker.py": "deployment/test_worker",
+    "deployment/site*.py": f"deployment/test_site deployment/test_worker {_FLOWER}",
+    "deployment/status.py": "deployment/test_server cli/test_flower",
+    "deployment/loopback.py": "cli/test_flower",
+    "deployment/certificates.py": "cli/test_flower",
+    "deployment/*.py": _FLOWER,
     "engines/answer.py": "engines/test_hello engines/test_states engines/test_wire "
     "engines/test_payload methods/test_identities engines/test_screening",
     "engines/conditions.py": "engines/test_attendance engines/test_screening "
@@ -43,7 +48,7 @@ TESTS = {
     "engines/test_hello engines/test_wire engines/test_cohort engines/test_devices "
     "methods/test_conformance",
     "engines/cohort.py": "engines/test_devices engines/test_cohort",
-    "engines/seats.py": "methods/test_joining_and_leaving engines/flower/test_newcomers",
+    "engines/seats.py": "methods/test_joining_and_leaving deployment/test_newcomers",
     "engines/*.py": "engines/test_rounds engines/test_{stem} engines/test_hello engines/test_wire "
     "engines/test_states runs/test_records engines/test_attendance engines/test_screening "
     "methods/test_joining_and_leaving methods/test_conformance",
@@ -59,8 +64,6 @@ TESTS = {
     "runs/folder.py": "runs/test_folder runs/test_run cli/test_run",
     "runs/run.py": "runs/test_run cli/test_run",
     "runs/interrupt.py": "runs/test_run",
-    "runs/warm_site.py": "runs/test_warm_site",
-    "runs/site*.py": "runs/test_site runs/test_warm_site runs/test_federated",
-    "runs/*.py": "runs/test_federated runs/test_sites cli/test_flower",
+    "runs/*.py": "runs/test_run runs/test_sites",
 }
 """The test files that concern a source file, the quickest first; the first line that fits holds."""

@@ -17,11 +17,11 @@ pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip insta
 
 from pfedseq.cli import app
 from pfedseq.cli import flower as flower_commands
-from pfedseq.cli.certificates import make_certificates
 from pfedseq.cli.flower import _ended, _watch
-from pfedseq.cli.loopback import CONNECTION, Loopback, Started, stop
+from pfedseq.deployment.certificates import make_certificates
+from pfedseq.deployment.loopback import CONNECTION, Loopback, Started, stop
+from pfedseq.deployment.status import StatusFile
 from pfedseq.errors import InputError
-from pfedseq.runs.status import StatusFile
 
 
 def call(*arguments):
@@ -190,5 +190,5 @@ def test_the_app_is_thin_and_flower_accepts_it(tmp_path):
 
 def test_the_process_of_a_message_does_not_import_pytorch():
     """Flower starts one for every message: what is heavy stays in the site's worker."""
-    code = "import sys, pfedseq.runs.site_app; sys.exit('torch' in sys.modules)"
+    code = "import sys, pfedseq.deployment.site_app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

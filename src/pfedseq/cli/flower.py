@@ -61,7 +61,7 @@ def up(
 
     - `pfedseq flower up --clients 3 --secure --folder /tmp/three-sites`
     """
-    from pfedseq.cli.loopback import Loopback
+    from pfedseq.deployment.loopback import Loopback
 
     federation = Loopback(folder)
     if federation.file.exists():
@@ -86,7 +86,7 @@ def down(folder: Folder = DEFAULT_FOLDER) -> None:
 
     Example: `pfedseq flower down`
     """
-    from pfedseq.cli.loopback import Loopback
+    from pfedseq.deployment.loopback import Loopback
 
     stopped = Loopback(folder).stop()
     print(f"stopped: {', '.join(one.role for one in stopped) or 'nothing was running'}")
@@ -100,9 +100,9 @@ def status(folder: Folder = DEFAULT_FOLDER) -> None:
     """
     from rich.table import Table
 
-    from pfedseq.cli.loopback import Loopback
+    from pfedseq.deployment.loopback import Loopback
+    from pfedseq.deployment.status import StatusFile
     from pfedseq.report.console import console
-    from pfedseq.runs.status import StatusFile
 
     federation = Loopback(folder)
     table = Table("process", "number", "since", "log")
@@ -138,8 +138,8 @@ def run(
 
     - `pfedseq flower run demo --method pfedseq --set flower.answer_seconds=60`
     """
-    from pfedseq.cli.loopback import Loopback
     from pfedseq.config import dump_config, load_config
+    from pfedseq.deployment.loopback import Loopback
     from pfedseq.files import write_atomically
 
     federation = Loopback(folder)
@@ -169,7 +169,7 @@ def resume(
 
     Example: `pfedseq flower resume runs/demo-20250101-120000`
     """
-    from pfedseq.cli.loopback import Loopback
+    from pfedseq.deployment.loopback import Loopback
 
     if not (out / "config.toml").exists():
         raise InputError(f"{out} holds no run: it has no config.toml")
@@ -198,7 +198,7 @@ def write_app(
 
     Example: `pfedseq flower app pfedseq-app`
     """
-    from pfedseq.cli.loopback import copy_app
+    from pfedseq.deployment.loopback import copy_app
 
     if folder.exists():
         raise InputError(f"{folder} exists already: choose another name")
@@ -222,7 +222,7 @@ def keys(
 
     Example: `pfedseq flower keys certificates --host link.example.org --site clinic-a`
     """
-    from pfedseq.cli.certificates import make_certificates
+    from pfedseq.deployment.certificates import make_certificates
 
     make_certificates(folder, host or ["127.0.0.1"], site or [])
     for file in sorted(folder.iterdir()):
@@ -231,7 +231,7 @@ def keys(
 
 def _submit(federation: Any, out: Path, config: Path | None) -> None:
     """Hand the run to Flower, and watch it: only what our own server writes says how it ended."""
-    from pfedseq.cli.loopback import CONNECTION
+    from pfedseq.deployment.loopback import CONNECTION
 
     asked = time.time()
     values = {"out": str(out)} | ({"config": str(config)} if config else {})
@@ -249,11 +249,11 @@ def _submit(federation: Any, out: Path, config: Path | None) -> None:
 def _watch(out: Path, asked: float, fate: Callable[[], str | None]) -> None:
     """Show how a run stands from `asked` on; `fate` says why one that has not begun never will."""
     from pfedseq.config import load_config
+    from pfedseq.deployment.status import StatusFile
     from pfedseq.report.figures import draw_curves
     from pfedseq.report.progress import ProgressDisplay
     from pfedseq.report.tables import print_results
     from pfedseq.runs.folder import RunFolder
-    from pfedseq.runs.status import StatusFile
 
     folder, file = RunFolder(out), StatusFile(out)
     _await_server(out, file, asked, fate)
@@ -304,7 +304,7 @@ def _await_server(out: Path, file: Any, asked: float, fate: Callable[[], str | N
 
 def _ended(how: dict[str, Any]) -> str | None:
     """What to say of a server that ended without a word; None while it runs, or ended well."""
-    from pfedseq.cli.loopback import running
+    from pfedseq.deployment.loopback import running
 
     if how.get("state") in ("finished", "failed", None) or running(how["pid"], how["created"]):
         return None

@@ -82,7 +82,7 @@ class Loopback:
         sites = [self.folder / "sites" / name for name in names]
         server_tls, node_tls = ["--insecure"], ["--insecure"]
         if secure:
-            from pfedseq.cli.certificates import make_certificates
+            from pfedseq.deployment.certificates import make_certificates
 
             made = make_certificates(self.folder / "certificates", [HOST], names)
             server_tls = [*made.server_options(), "--enable-supernode-auth"]
@@ -277,7 +277,7 @@ def _unless_gone(end: Callable[[], None]) -> None:
 
 def copy_app(folder: Path) -> None:
     """The thin Flower app, as a folder that `flwr run` takes."""
-    packaged = Path(__file__).resolve().parents[1] / "assets" / "flower_app"
+    packaged = Path(__file__).resolve().parent / "app"
     try:
         shutil.copytree(
             packaged, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")

@@ -1,9 +1,9 @@
 """Sites in this process that answer as their SuperNodes would, from a node config."""
 
-from pfedseq.engines.flower.envelope import Envelope
-from pfedseq.runs.site_app import answer_here
-from pfedseq.runs.site_config import SiteConfig
-from tests.engines.flower.grid import Site
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.site_app import answer_here
+from pfedseq.deployment.site_config import SiteConfig
+from tests.deployment.grid import Site
 
 
 class ConfiguredSite(Site):

@@ -10,10 +10,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from pfedseq.engines.flower.clients import FlowerClients, Roll
-from pfedseq.engines.flower.envelope import Envelope
-from pfedseq.engines.flower.records import Request
-from pfedseq.engines.flower.site import Equipment, SiteFolder, answer_envelope
+from pfedseq.deployment.clients import FlowerClients, Roll
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.messages import Request
+from pfedseq.deployment.site_folder import Equipment, SiteFolder, answer_envelope
 from pfedseq.errors import InputError
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from pfedseq.engines.flower.envelope import Envelope
+from pfedseq.deployment.envelope import Envelope
 from pfedseq.engines.wire import decode, encode
 from pfedseq.errors import InputError
 from pfedseq.federation import Reply, Tensors

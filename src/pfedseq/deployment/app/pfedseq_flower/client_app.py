@@ -11,7 +11,7 @@ app = ClientApp()
 @app.query()
 def answer(message: Message, context: Context) -> Message:
     """One message, one client."""
-    from pfedseq.runs.site_app import answered
+    from pfedseq.deployment.site_app import answered
 
     content = answered(message.content, context.node_config, context.run_config)
     return Message(content, reply_to=message)

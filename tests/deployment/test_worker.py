@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
-from pfedseq.engines.flower import warm
-from pfedseq.engines.flower.envelope import Envelope
-from pfedseq.engines.flower.warm import ask_worker, socket_file
+from pfedseq.deployment import site_app, warm
+from pfedseq.deployment import worker as site_worker
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.warm import ask_worker, socket_file
 from pfedseq.errors import InputError
-from pfedseq.runs import site_app, warm_site
 
 NOBODY = 2**30
 """No process has that number."""
@@ -24,7 +24,7 @@ NOBODY = 2**30
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(warm_site, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(site_worker, "LOOK_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def folder():
 def stop(folder, monkeypatch):
     """A worker is there; what is given ends it, as the end of its parent would."""
     over = threading.Event()
-    monkeypatch.setattr(warm_site, "_is_there", lambda pid: pid == NOBODY and not over.is_set())
-    worker = threading.Thread(target=warm_site.main, args=(folder, 60.0, NOBODY), daemon=True)
+    monkeypatch.setattr(site_worker, "_is_there", lambda pid: pid == NOBODY and not over.is_set())
+    worker = threading.Thread(target=site_worker.main, args=(folder, 60.0, NOBODY), daemon=True)
     worker.start()
     while worker.is_alive() and not listens(folder):
         pass
@@ -71,7 +71,7 @@ def test_one_message_after_the_other_is_answered(folder, stop, monkeypatch):
     def backwards(site, request):
         return Envelope({"name": site.name, **request.fields}, request.payload[::-1])
 
-    monkeypatch.setattr(warm_site, "answer_here", backwards)
+    monkeypatch.setattr(site_worker, "answer_here", backwards)
     for t in (1, 2):
         expected = Envelope({"name": "clinic", "round": t}, b"cba")
         assert ask(folder, {"round": t}, b"abc") == expected
@@ -82,7 +82,7 @@ def test_one_message_after_the_other_is_answered(folder, stop, monkeypatch):
 
 @pytest.mark.parametrize(("warm", "by"), [({}, "worker"), ({"warm": 0}, "itself")])
 def test_a_site_may_do_without_a_worker(folder, stop, monkeypatch, warm, by):
-    for module, name in ((warm_site, "worker"), (site_app, "itself")):
+    for module, name in ((site_worker, "worker"), (site_app, "itself")):
         said = partial(lambda name, site, request: Envelope({"by": name}, request.payload), name)
         monkeypatch.setattr(module, "answer_here", said)
     request = Envelope({"round": 3}, b"abc").to_records()
@@ -98,7 +98,7 @@ def test_what_went_wrong_is_said_and_the_next_is_answered(folder, stop, monkeypa
             raise problem
         return Envelope({}, b"done")
 
-    monkeypatch.setattr(warm_site, "answer_here", printer)
+    monkeypatch.setattr(site_worker, "answer_here", printer)
     with pytest.raises(InputError, match=r"^out of paper$"):
         ask(folder, {})
     assert "paper" not in capsys.readouterr().err
@@ -120,13 +120,13 @@ def test_a_successors_socket_is_left_alone(folder, stop):
 
 def test_a_worker_with_nothing_to_do_ends_and_leaves_nothing(folder):
     socket_file(folder).touch()  # of one that was killed
-    warm_site.main(folder, 0.05, os.getpid())
-    warm_site.main(folder, 1e9, NOBODY)
+    site_worker.main(folder, 0.05, os.getpid())
+    site_worker.main(folder, 1e9, NOBODY)
     assert list(folder.iterdir()) == []
 
 
 def test_who_is_gone_or_only_waits_to_be_buried_is_not_there(monkeypatch):
-    assert warm_site._is_there(os.getpid())
-    assert not warm_site._is_there(NOBODY)
+    assert site_worker._is_there(os.getpid())
+    assert not site_worker._is_there(NOBODY)
     monkeypatch.setattr(psutil.Process, "status", lambda self: psutil.STATUS_ZOMBIE)
-    assert not warm_site._is_there(os.getpid())
+    assert not site_worker._is_there(os.getpid())

@@ -9,9 +9,9 @@ pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip insta
 
 from pfedseq.config import dump_config, make_config
 from pfedseq.data.dataset import ImageSet
+from pfedseq.deployment.site import adjusted, own_data, with_classes
+from pfedseq.deployment.site_config import SiteConfig
 from pfedseq.errors import InputError
-from pfedseq.runs.site import adjusted, own_data, with_classes
-from pfedseq.runs.site_config import SiteConfig
 
 RUN = make_config(
     {

@@ -10,12 +10,12 @@ pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip insta
 
 from flwr.app import Error, Message
 
-from pfedseq.engines.flower.envelope import Envelope
-from pfedseq.engines.flower.site import SiteFolder, SiteMemory
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.site_folder import SiteFolder, SiteMemory
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply
 from pfedseq.methods import METHODS
-from tests.engines.flower.grid import CPU, InProcessGrid, connect, federation
+from tests.deployment.grid import CPU, InProcessGrid, connect, federation
 from tests.toys import make_setup, quadratic_federation, random_centers
 
 CENTERS, SIZES = random_centers(3), (4, 2, 3)
@@ -46,7 +46,7 @@ def sites(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("pfedseq.engines.flower.clients.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("pfedseq.deployment.clients.LOOK_SECONDS", 0.0)
 
 
 def counts(replies):

@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
-from pfedseq.engines.flower import warm
-from pfedseq.engines.flower.envelope import Envelope
-from pfedseq.engines.flower.warm import ask_worker, log_file, socket_file
+from pfedseq.deployment import warm
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.warm import ask_worker, log_file, socket_file
 from pfedseq.errors import InputError
 
 ASKED = Envelope({"step": "train", "round": 3, "classes": ["a", "ü"]}, bytes(range(256)))
@@ -137,7 +137,7 @@ def test_where_no_worker_listens_one_is_started(folder, monkeypatch):
     started = start(monkeypatch, Process(folder))
     assert ask_worker(ASKED, NODE, folder, 2.5) == ANSWER
     ((command, options),) = started
-    assert command[:3] == [sys.executable, "-m", "pfedseq.runs.warm_site"]
+    assert command[:3] == [sys.executable, "-m", "pfedseq.deployment.worker"]
     assert command[3:] == [str(folder), "2.5", str(os.getppid())]
     assert options["stdin"] == subprocess.DEVNULL
     assert options["start_new_session"], "it outlives this process"

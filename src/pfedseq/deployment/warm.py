@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pfedseq.engines.flower.envelope import Envelope
+from pfedseq.deployment.envelope import Envelope
 from pfedseq.errors import InputError
 
 START_SECONDS = 120.0
@@ -76,7 +76,7 @@ def _connected(folder: Path, seconds: float) -> Iterator[socket.socket]:
 def _start(folder: Path, seconds: float) -> subprocess.Popen[bytes]:
     """A worker that outlives this process, but not the one that Flower's node started it from."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    command = [sys.executable, "-m", "pfedseq.runs.warm_site", str(folder)]
+    command = [sys.executable, "-m", f"{__package__}.worker", str(folder)]
     command += [json.dumps(seconds), str(os.getppid())]
     with log_file(folder).open("ab") as log:
         return subprocess.Popen(

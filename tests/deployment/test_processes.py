@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
 from pfedseq import make_config, run
-from pfedseq.cli.loopback import Loopback
 from pfedseq.config import dump_config
-from pfedseq.runs.federated import serve
+from pfedseq.deployment.loopback import Loopback
+from pfedseq.deployment.server import serve
+from pfedseq.deployment.status import StatusFile
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.status import StatusFile
-from tests.engines.flower.configured_sites import digits_sites
-from tests.engines.flower.grid import InProcessGrid
+from tests.deployment.configured_sites import digits_sites
+from tests.deployment.grid import InProcessGrid
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ class Deployment:
     def worker(self, role):
         """The process at a site that stays between messages."""
         folder = str(self.folder / "federation" / "sites" / role)
-        (one,) = [p for p in processes("pfedseq.runs.warm_site") if folder in p.cmdline()]
+        (one,) = [p for p in processes("pfedseq.deployment.worker") if folder in p.cmdline()]
         return one
 
     def client_app(self, role):

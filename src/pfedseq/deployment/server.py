@@ -21,9 +21,11 @@ import torch
 from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.record import DataRecord
+from pfedseq.deployment.clients import FlowerClients, Guest, Roll
+from pfedseq.deployment.messages import Request
+from pfedseq.deployment.site import backbone_checksum
+from pfedseq.deployment.status import StatusFile
 from pfedseq.engines.attendance import IntermittentClients
-from pfedseq.engines.flower.clients import FlowerClients, Guest, Roll
-from pfedseq.engines.flower.records import Request
 from pfedseq.engines.states import ClientStates
 from pfedseq.errors import InputError
 from pfedseq.federation import Clients, Hello, Server, Setup
@@ -37,8 +39,6 @@ from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.identity import MadeWith, digest, options_made_with
 from pfedseq.runs.records import RoundRecord, RunSummary
 from pfedseq.runs.run import run_method
-from pfedseq.runs.site import backbone_checksum
-from pfedseq.runs.status import StatusFile
 from pfedseq.runs.world import load_model
 
 Tell = Callable[[str], None]

@@ -11,7 +11,7 @@ from PIL import Image
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
-GUIDE = Path(__file__).parents[3] / "docs" / "howto" / "deploying.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "deploying.md"
 
 
 def blocks(simulation):

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from flwr.app import Message
 
-from pfedseq.engines.flower.envelope import Envelope
-from pfedseq.engines.flower.records import Card, Request, read_reply
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.messages import Card, Request, read_reply
 from pfedseq.errors import InputError
 from pfedseq.federation import Hello, Reply, Tensors
 

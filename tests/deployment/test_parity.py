@@ -5,11 +5,11 @@ import torch
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
-from pfedseq.engines.flower.envelope import Envelope
+from pfedseq.deployment.envelope import Envelope
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.methods import METHODS
-from tests.engines.flower.grid import InProcessGrid, connect, federation
+from tests.deployment.grid import InProcessGrid, connect, federation
 from tests.every_method import OPTIONS, every_method
 from tests.toys import make_setup, quadratic_federation, random_centers
 
@@ -86,7 +86,7 @@ def test_lost_replies_and_repeated_messages_change_no_bit(name, payload, tmp_pat
         return clients
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pfedseq.engines.flower.clients.LOOK_SECONDS", 0.0)
+        patch.setattr("pfedseq.deployment.clients.LOOK_SECONDS", 0.0)
         storm = run(name, restless)
     assert storm[0] == calm[0]
     for one, other in zip(calm[2], storm[2], strict=True):

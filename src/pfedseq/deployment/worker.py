@@ -1,4 +1,4 @@
-"""The worker at a site that stays between messages: `python -m pfedseq.runs.warm_site`.
+"""The worker at a site that stays between messages: `python -m pfedseq.deployment.worker`.
 
 It answers one message after the other over a socket that only the site's owner can reach, and ends
 when it has been idle for a while or when the process that it was started for has gone.
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import psutil
 
-from pfedseq.engines.flower.envelope import Envelope
-from pfedseq.engines.flower.warm import socket_file
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.site_app import answer_here
+from pfedseq.deployment.site_config import SiteConfig
+from pfedseq.deployment.warm import socket_file
 from pfedseq.errors import InputError
-from pfedseq.runs.site_app import answer_here
-from pfedseq.runs.site_config import SiteConfig
 
 LOOK_SECONDS = 1.0
 

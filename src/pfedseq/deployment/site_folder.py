@@ -19,9 +19,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.messages import Card, Request
 from pfedseq.engines.answer import answer
-from pfedseq.engines.flower.envelope import Envelope
-from pfedseq.engines.flower.records import Card, Request
 from pfedseq.engines.payload import Precision
 from pfedseq.engines.states import encode_state
 from pfedseq.engines.wire import decode

@@ -20,8 +20,9 @@ from pfedseq.config import Config, dump_config, make_config
 from pfedseq.data.config import DataConfig
 from pfedseq.data.dataset import ImageSet
 from pfedseq.data.loading import load_data
-from pfedseq.engines.flower.records import Request
-from pfedseq.engines.flower.site import Equipment
+from pfedseq.deployment.messages import Request
+from pfedseq.deployment.site_config import SiteConfig
+from pfedseq.deployment.site_folder import Equipment
 from pfedseq.engines.heap import keep_freed_memory
 from pfedseq.errors import InputError
 from pfedseq.methods import find_method
@@ -31,7 +32,6 @@ from pfedseq.model.personal import save_personal_model
 from pfedseq.model.task import ExampleSite
 from pfedseq.model.tower import Tower, fingerprint
 from pfedseq.params import Params
-from pfedseq.runs.site_config import SiteConfig
 from pfedseq.runs.world import image_source, load_model
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pfedseq.engines.flower.envelope import Envelope
-from pfedseq.engines.flower.warm import ask_worker
-from pfedseq.runs.site_config import SiteConfig
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.site_config import SiteConfig
+from pfedseq.deployment.warm import ask_worker
 
 
 def answered(content: Any, node: Mapping[str, Any], run: Mapping[str, Any]) -> Any:
@@ -26,7 +26,7 @@ def answered(content: Any, node: Mapping[str, Any], run: Mapping[str, Any]) -> A
 
 def answer_here(site: SiteConfig, envelope: Envelope) -> Envelope:
     """In this process."""
-    from pfedseq.engines.flower.site import SiteFolder, answer_envelope
-    from pfedseq.runs.site import equip
+    from pfedseq.deployment.site import equip
+    from pfedseq.deployment.site_folder import SiteFolder, answer_envelope
 
     return answer_envelope(envelope, site.name, SiteFolder(site.folder), partial(equip, site))

@@ -5,16 +5,16 @@ import torch
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
+from pfedseq.deployment.envelope import Envelope
 from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.conditions import FederationConfig
-from pfedseq.engines.flower.envelope import Envelope
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.engines.wire import decode
 from pfedseq.methods import METHODS
 from pfedseq.runs.checkpoint import server_state
+from tests.deployment.grid import InProcessGrid, connect, federation
 from tests.engines.absences import assert_same
-from tests.engines.flower.grid import InProcessGrid, connect, federation
 from tests.every_method import OPTIONS
 from tests.toys import make_setup, quadratic_federation, random_centers
 
@@ -23,7 +23,7 @@ CENTERS, SIZES, ROUNDS, COMES = random_centers(3), (4, 2, 3), 6, 4
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("pfedseq.engines.flower.clients.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("pfedseq.deployment.clients.LOOK_SECONDS", 0.0)
 
 
 def start(name):

@@ -17,13 +17,9 @@ from pfedseq import load_config, run
 from pfedseq.cli import app
 from pfedseq.config import dump_config, make_config
 from pfedseq.data.record import train_count
-from pfedseq.engines.flower.clients import Guest, Node, Roll
-from pfedseq.engines.flower.records import Card
-from pfedseq.errors import InputError
-from pfedseq.federation import Hello, Setup
-from pfedseq.model.personal import PersonalModel
-from pfedseq.params import Params
-from pfedseq.runs.federated import (
+from pfedseq.deployment.clients import Guest, Node, Roll
+from pfedseq.deployment.messages import Card
+from pfedseq.deployment.server import (
     Federation,
     _members,
     agreed_classes,
@@ -32,13 +28,17 @@ from pfedseq.runs.federated import (
     serve,
     sites_record,
 )
+from pfedseq.deployment.site_config import SiteConfig
+from pfedseq.deployment.status import StatusFile
+from pfedseq.errors import InputError
+from pfedseq.federation import Hello, Setup
+from pfedseq.model.personal import PersonalModel
+from pfedseq.params import Params
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.identity import difference
-from pfedseq.runs.site_config import SiteConfig
-from pfedseq.runs.status import StatusFile
 from pfedseq.serving.prediction import predict_files
-from tests.engines.flower.configured_sites import ConfiguredSite, digits_sites
-from tests.engines.flower.grid import InProcessGrid, request
+from tests.deployment.configured_sites import ConfiguredSite, digits_sites
+from tests.deployment.grid import InProcessGrid, request
 
 TINY = {
     "run": {"methods": ["pfedseq"], "rounds": 3},
@@ -301,8 +301,8 @@ def test_what_is_written_down_of_sites_and_read_again():
 
 
 def test_another_pfedseq_is_refused(monkeypatch):
-    monkeypatch.setattr("pfedseq.runs.federated.backbone_checksum", lambda model: "weights")
-    monkeypatch.setattr("pfedseq.runs.federated.version", lambda name: {"pfedseq": "1"}[name])
+    monkeypatch.setattr("pfedseq.deployment.server.backbone_checksum", lambda model: "weights")
+    monkeypatch.setattr("pfedseq.deployment.server.version", lambda name: {"pfedseq": "1"}[name])
     check_equipment([guest("xy")], None)
     newer = replace(guest("xy"), card=Card("c", "folder", "weights", "2"))
     with pytest.raises(InputError, match="site c runs pfedseq 2 and the server 1"):
