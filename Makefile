@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-slow mutants kills fuzz setup lint format backbone clean
+.PHONY: help demo test test-slow mutants kills fuzz setup lint format docs backbone clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,11 +39,16 @@ format: $(STAMP) ## let ruff rewrite the files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP)   ## build the documentation into docs/_build/html; any warning is an error
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
+
 backbone: $(STAMP) ## make the demo's backbone anew (docs/reference/backbones.md)
 	$(BIN)/python -m pfedseq.pretraining --out src/pfedseq/assets/demo_vit
 
 clean:           ## remove everything that was built
-	rm -rf .venv build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build docs/_build docs/reference/generated src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/pfedseq/learners/mamba_kernel/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedseq needs Python 3.11 or newer; choose one with make PYTHON=...")'

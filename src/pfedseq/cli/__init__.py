@@ -35,6 +35,7 @@ for command in (
     lists.methods,
     lists.datasets,
     lists.presets,
+    lists.options,
 ):
     app.command()(command)
 app.command("import")(models.import_)

@@ -1,4 +1,4 @@
-"""`pfedseq methods`, `datasets` and `presets`: what there is to choose from."""
+"""`pfedseq methods`, `datasets`, `presets` and `options`: what there is to choose from."""
 
 from __future__ import annotations
 
@@ -37,3 +37,26 @@ def presets() -> None:
     from pfedseq.report.tables import print_presets
 
     print_presets()
+
+
+def options(
+    section: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SECTION]…", help="Sections of a config, e.g. training or methods.pfedseq."
+        ),
+    ] = None,
+) -> None:
+    """Explain the options of a config: default, allowed values, meaning.
+
+    Without a section, list the options of all sections but the methods' own.
+
+    Examples:
+
+    - `pfedseq options training federation`
+
+    - `pfedseq options methods.ditto`
+    """
+    from pfedseq.report.options import print_options, sections
+
+    print_options(section or [name for name in sections() if not name.startswith("methods.")])

@@ -1,0 +1,140 @@
+"""Every option of a config, read off the models that check it, for people and for the docs."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
+
+from pfedseq.config import Config
+from pfedseq.errors import InputError
+from pfedseq.methods import METHODS
+from pfedseq.report.console import console
+
+_TYPES = {int: "integer", float: "number", str: "text", Path: "text", bool: "true or false"}
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "multiple_of": "multiple of"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key of a section of the config."""
+
+    key: str
+    allowed: str
+    """Its type and range, or its choices."""
+    default: str
+    """As TOML would have it; empty where leaving the key out means something of its own."""
+    description: str
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    """The sections of a config in their order, those of the methods last, by their TOML names."""
+    named = {
+        name: field.annotation
+        for name, field in Config.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    return named | {f"methods.{name}": method.config for name, method in METHODS.items()}
+
+
+def find_section(name: str) -> type[BaseModel]:
+    """The section of that name, or an error that names the nearest."""
+    known = sections()
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else f": known are {', '.join(known)}"
+    raise InputError(f"there is no config section {name!r}{hint}")
+
+
+def options(section: type[BaseModel]) -> list[Option]:
+    """The options of one section, in the order of the model."""
+    return [
+        Option(key, _allowed(field), _default(field), field.description or "")
+        for key, field in section.model_fields.items()
+    ]
+
+
+def print_options(names: Sequence[str]) -> None:
+    """Print the options of some sections as a commented TOML file."""
+    for name in names:
+        section = find_section(name)
+        console.print(f"\n[bold]\\[{name}][/bold]  [dim]# {escape(summary(section))}[/dim]")
+        for option in options(section):
+            shown = f"{option.key} = {option.default}" if option.default else f"{option.key}, unset"
+            console.print(escape(shown), highlight=False)
+            about = Text(f"{option.allowed}: {option.description}", style="dim")
+            console.print(Padding(about, (0, 0, 0, 4), expand=False))
+
+
+def summary(section: type[BaseModel]) -> str:
+    """The first line of a section's docstring, without its own name."""
+    line = (section.__doc__ or "").splitlines()[0]
+    return re.sub(r"^\[\w+\]: ", "", line).rstrip(".")
+
+
+def _default(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return "" if default in (None, PydanticUndefined) else _toml(default)
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return f'"{value}"'
+        case list() | tuple():
+            return f"[{', '.join(map(_toml, value))}]"
+        case Mapping():
+            return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
+
+
+def _allowed(field: FieldInfo) -> str:
+    """Such as `integer, ≥ 1`; how long a list must be goes without saying."""
+    bounds = [
+        f"{sign} {_toml(getattr(constraint, name))}"
+        for constraint in field.metadata
+        for name, sign in _BOUNDS.items()
+        if getattr(constraint, name, None) is not None
+    ]
+    return ", ".join([_any_of(list(_names(field.annotation))), *bounds])
+
+
+def _any_of(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _names(annotation: Any) -> Iterator[str]:
+    """What a type is called in a TOML file; None, which TOML lacks, is left out."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is None or annotation is type(None):
+        return
+    if origin in (Union, types.UnionType):
+        for argument in arguments:
+            yield from _names(argument)
+    elif origin is Literal:
+        yield from (_toml(choice) for choice in arguments)
+    elif origin in (list, tuple) and arguments:
+        (of,) = {tuple(_names(a)) for a in arguments if a is not Ellipsis}
+        length = "" if Ellipsis in arguments or origin is list else f"{len(arguments)} × "
+        yield f"[{length}{_any_of(of)}{'' if length else ', …'}]"
+    elif origin is dict or annotation is dict:
+        yield "table"
+    else:
+        yield _TYPES.get(annotation, getattr(annotation, "__name__", str(annotation)))
