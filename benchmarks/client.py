@@ -34,9 +34,9 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import peft_config
 from pfedseq.model.backbone import Backbone, load_backbone
-from pfedseq.model.image_source import ImageSource
 from pfedseq.model.task import EVALUATION_BATCH, ExampleSite
 from pfedseq.optim import local_sgd
+from pfedseq.workloads.images.source import ImageSource
 
 LR, CLASSES = 0.01, 100
 

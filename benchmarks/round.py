@@ -44,9 +44,8 @@ from pfedseq.model.adapted import AdaptedModel, Precision
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import peft_config
 from pfedseq.model.backbone import Backbone, load_backbone
-from pfedseq.model.image_source import ImageSource
 from pfedseq.model.task import ExampleSite
-from pfedseq.model.token_store import with_tokens
+from pfedseq.workloads.images.source import ImageSource, with_tokens
 
 CLASSES, LR = 100, 0.01
 CORES = os.cpu_count() or 1

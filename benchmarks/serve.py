@@ -40,11 +40,11 @@ from transformers.utils import logging as transformers_logging
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.personal import PersonalModel
-from pfedseq.model.published import write_backbone
 from pfedseq.params import Params
 from pfedseq.serving.service import Limits, Served, make_service
 from pfedseq.serving.together import ModelsTogether
+from pfedseq.workloads.images.published import write_backbone
+from pfedseq.workloads.personal import PersonalModel
 
 CLASSES = tuple(f"class {number}" for number in range(10))
 Images = Sequence[NDArray[np.uint8]]

@@ -32,11 +32,11 @@ from pfedseq.deployment.site_config import SiteConfig
 from pfedseq.deployment.status import StatusFile
 from pfedseq.errors import InputError
 from pfedseq.federation import Hello, Setup
-from pfedseq.model.personal import PersonalModel
 from pfedseq.params import Params
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.identity import difference
 from pfedseq.serving.prediction import predict_files
+from pfedseq.workloads.personal import PersonalModel
 from tests.deployment.configured_sites import ConfiguredSite, digits_sites
 from tests.deployment.grid import InProcessGrid, request
 

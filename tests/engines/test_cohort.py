@@ -22,12 +22,12 @@ from pfedseq.methods import METHODS
 from pfedseq.model import shared_passes
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.auxiliary import auxiliary_images
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.image_source import ImageSource
-from pfedseq.model.stacked import StackedTower
+from pfedseq.model.encoders.vit.stacked import StackedTower
 from pfedseq.model.task import EVALUATION_BATCH, ExampleSite, ExampleTask
 from pfedseq.params import Params
+from pfedseq.workloads.images.auxiliary import auxiliary_images
+from pfedseq.workloads.images.source import ImageSource
 
 SIZES = (9, 4, 6)
 """Training images: three, one and two batches of at most four."""

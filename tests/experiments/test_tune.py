@@ -20,9 +20,9 @@ from pfedseq.experiments.tune import (
     without_test,
 )
 from pfedseq.methods import METHODS
-from pfedseq.model.image_source import ImageSource
 from pfedseq.runs.run import tell_nobody
 from pfedseq.runs.world import World
+from pfedseq.workloads.images.source import ImageSource
 
 SMALL = {
     "run": {"rounds": 2, "name": "small", "methods": ["ditto", "fedavg"]},

@@ -44,10 +44,10 @@ from pfedseq.methods import METHODS
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.personal import PersonalModel, save_personal_model
 from pfedseq.presets import find_config
 from pfedseq.runs.checkpoint import Checkpoint, Checkpoints
 from pfedseq.runs.folder import RunFolder
+from pfedseq.workloads.personal import PersonalModel, save_personal_model
 from tests.toys import make_setup, random_centers
 
 SECONDS, BYTES = 10, 2 * 2**30

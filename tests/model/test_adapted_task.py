@@ -15,11 +15,11 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, _OneProduct, peft_config
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.image_source import ImageSource
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.task import ExampleSite
 from pfedseq.optim import local_sgd
 from pfedseq.params import Params
+from pfedseq.workloads.images.source import ImageSource
 
 CLASSES = 5
 

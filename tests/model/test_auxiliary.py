@@ -11,11 +11,11 @@ from torch.nn.functional import kl_div
 from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.auxiliary import auxiliary_images
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.image_source import ImageSource
 from pfedseq.model.task import ExampleSite
 from pfedseq.params import Params
+from pfedseq.workloads.images.auxiliary import auxiliary_images
+from pfedseq.workloads.images.source import ImageSource
 
 CLASSES = 4
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTModel
 
-from pfedseq.model.class_token import ClassTokenBlock, keep_class_token_only
+from pfedseq.model.encoders.vit.class_token import ClassTokenBlock, keep_class_token_only
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pfedseq.methods.pfedme import PFedMeClient, PFedMeConfig
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.image_source import ImageSource
 from pfedseq.model.task import ExampleSite, ExampleTask
+from pfedseq.workloads.images.source import ImageSource
 
 
 @pytest.fixture(scope="module")

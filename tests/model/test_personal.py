@@ -16,14 +16,14 @@ from transformers import (
 )
 
 from pfedseq.errors import InputError
-from pfedseq.model import personal
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.peft_folder import read_peft_folder
-from pfedseq.model.personal import PersonalModel, save_personal_model
-from pfedseq.model.published import write_backbone, write_merged
 from pfedseq.params import Params
+from pfedseq.workloads import personal
+from pfedseq.workloads.images.published import write_backbone, write_merged
+from pfedseq.workloads.personal import PersonalModel, save_personal_model
 from tests.model.some_models import NAMES, some_phi
 from tests.model.timm_vit import timm_tensors
 from tests.model.whole_model import load_with_peft

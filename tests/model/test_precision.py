@@ -14,8 +14,8 @@ from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import merged_weights
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.task import ExampleTask
-from pfedseq.model.text import load_text_encoder
 from pfedseq.runs.world import World
+from pfedseq.workloads.text.source import load_text_encoder
 from tests.model.some_models import some_phi
 
 KINDS = [

@@ -15,11 +15,11 @@ from pfedseq.config import make_config
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.text import load_text_encoder
 from pfedseq.optim import local_sgd
 from pfedseq.params import Params
 from pfedseq.runs.run import run
 from pfedseq.runs.world import World
+from pfedseq.workloads.text.source import load_text_encoder
 from tests.every_method import OPTIONS, every_method
 
 WORDS = {"sport": "goal match team ball", "food": "bread soup cheese salt", "sky": "star moon rain"}

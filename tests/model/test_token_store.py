@@ -14,16 +14,16 @@ from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.auxiliary import auxiliary_images
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.image_source import ImageSource
-from pfedseq.model.personal import save_personal_model
-from pfedseq.model.published import write_backbone
+from pfedseq.model.encoders.vit.tower import Tower, fingerprint
 from pfedseq.model.task import ExampleSite
-from pfedseq.model.token_store import AT_ONCE, Prefix, spoken, with_tokens
-from pfedseq.model.tower import Tower, fingerprint
+from pfedseq.model.token_store import AT_ONCE, Prefix, spoken
 from pfedseq.params import Params
 from pfedseq.runs.run import run
+from pfedseq.workloads.images.auxiliary import auxiliary_images
+from pfedseq.workloads.images.published import write_backbone
+from pfedseq.workloads.images.source import ImageSource, with_tokens
+from pfedseq.workloads.personal import save_personal_model
 from tests.model.whole_model import load_with_peft
 
 NUM_IMAGES = 12

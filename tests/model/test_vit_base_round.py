@@ -14,8 +14,8 @@ from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.image_source import ImageSource
 from pfedseq.model.task import ExampleSite
+from pfedseq.workloads.images.source import ImageSource
 
 CLIENTS, TRAIN, TEST, CLASSES = 3, 8, 4, 10
 

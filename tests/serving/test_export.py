@@ -16,12 +16,12 @@ from transformers import AutoModelForImageClassification
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.personal import PersonalModel
 from pfedseq.runs.folder import RunFolder
 from pfedseq.serving import export as export_module
 from pfedseq.serving.card import model_card
 from pfedseq.serving.client_models import ClientModels, Place
 from pfedseq.serving.export import export_models
+from pfedseq.workloads.personal import PersonalModel
 from tests.model.whole_model import load_with_peft
 
 

@@ -11,9 +11,9 @@ from transformers import ViTForImageClassification
 
 from pfedseq.config import load_config
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.published import write_backbone
 from pfedseq.runs.world import World
 from pfedseq.serving.client_models import ClientModels
+from pfedseq.workloads.images.published import write_backbone
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.published import write_backbone
 from pfedseq.runs.folder import RunFolder
 from pfedseq.serving.client_models import ClientModels
 from pfedseq.serving.evaluation import LabelledImages, OwnTestImages, evaluate_on_folder
 from pfedseq.serving.prediction import find_images, most_likely, predict_files
+from pfedseq.workloads.images.published import write_backbone
 from tests.model.whole_model import load_with_peft
 
 

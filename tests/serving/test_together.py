@@ -12,10 +12,10 @@ from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.personal import PersonalModel
 from pfedseq.serving.batching import Batcher, TooManyWaiting
 from pfedseq.serving.client_models import ClientModels
 from pfedseq.serving.together import ModelsTogether, load_together, mean_model
+from pfedseq.workloads.personal import PersonalModel
 from tests.model.some_models import NAMES, some_phi
 
 

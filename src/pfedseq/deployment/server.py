@@ -32,14 +32,15 @@ from pfedseq.federation import Clients, Hello, Server, Setup
 from pfedseq.files import refusing_company
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
-from pfedseq.model.auxiliary import AuxiliaryExamples, auxiliary_images
+from pfedseq.model.auxiliary import AuxiliaryExamples
 from pfedseq.model.backbone import Backbone
-from pfedseq.model.image_source import ImageSource
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.identity import MadeWith, digest, options_made_with
 from pfedseq.runs.records import RoundRecord, RunSummary
 from pfedseq.runs.run import run_method
 from pfedseq.runs.world import load_model
+from pfedseq.workloads.images.auxiliary import auxiliary_images
+from pfedseq.workloads.images.source import ImageSource
 
 Tell = Callable[[str], None]
 

@@ -28,11 +28,11 @@ from pfedseq.errors import InputError
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.backbone import Backbone
-from pfedseq.model.personal import save_personal_model
+from pfedseq.model.encoders.vit.tower import Tower, fingerprint
 from pfedseq.model.task import ExampleSite
-from pfedseq.model.tower import Tower, fingerprint
 from pfedseq.params import Params
 from pfedseq.runs.world import image_source, load_model
+from pfedseq.workloads.personal import save_personal_model
 
 
 def adjusted(mine: SiteConfig, text: str) -> Config:

@@ -16,9 +16,9 @@ from pfedseq.errors import InputError
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, inject, merged_weights
 from pfedseq.model.backbone import Backbone
-from pfedseq.model.encoder import Encoder, Towers, same_weights
+from pfedseq.model.encoders.encoder import Encoder, Towers, same_weights
+from pfedseq.model.encoders.vit.stacked import StackedTower
 from pfedseq.model.layout import AdapterLayout
-from pfedseq.model.stacked import StackedTower
 from pfedseq.params import Params
 from pfedseq.seeding import seeded, torch_generator
 

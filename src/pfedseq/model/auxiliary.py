@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import interpolate, kl_div, log_softmax, softmax
+from torch.nn.functional import kl_div, log_softmax, softmax
 
 from pfedseq.model.adapted import AdaptedModel
-from pfedseq.model.image_source import ImageSource
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 
@@ -65,17 +64,3 @@ class AuxiliaryExamples:
         student = self.model.classify(head, self.model.features(adapter, batch))
         loss = kl_div(log_softmax(student, 1), softmax(teacher, 1), reduction="batchmean")
         return Params(*torch.autograd.grad(loss, (adapter, head)))
-
-
-def auxiliary_images(
-    model: AdaptedModel, source: ImageSource, image_size: int, seed: int, threads: int = 1
-) -> AuxiliaryExamples:
-    """Images that are enlarged to the backbone's size when they are read, if they are smaller."""
-
-    def read(indices: NDArray[np.int64]) -> Tensor:
-        pixels = source.pixels(indices)
-        if pixels.shape[-1] != image_size:
-            pixels = interpolate(pixels, (image_size, image_size), mode="bilinear")
-        return model.inputs(pixels)
-
-    return AuxiliaryExamples(model, read, len(source.images.images), seed, threads)

@@ -18,8 +18,21 @@ from pfedseq.files import read_object
 from pfedseq.hub_access import one_sentence_of_retries
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import VIT, Places
-from pfedseq.model.class_token import keep_class_token_only
-from pfedseq.model.encoder import Towers, same_weights
+from pfedseq.model.encoders.encoder import Towers, same_weights
+from pfedseq.model.encoders.vit.class_token import keep_class_token_only
+from pfedseq.model.encoders.vit.naming import REGISTERS
+from pfedseq.model.encoders.vit.registers import add_registers
+from pfedseq.model.encoders.vit.stacked import StackedTower
+from pfedseq.model.encoders.vit.timm_weights import (
+    SUFFIXES,
+    UNREADABLE,
+    VitWeights,
+    name_some,
+    patch_size_of,
+    read_timm_file,
+    reason,
+)
+from pfedseq.model.encoders.vit.tower import Tower
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.normalisation import (
     DEFAULT_MEAN,
@@ -29,19 +42,6 @@ from pfedseq.model.normalisation import (
     Channels,
     normalisation,
 )
-from pfedseq.model.registers import add_registers
-from pfedseq.model.stacked import StackedTower
-from pfedseq.model.timm_weights import (
-    SUFFIXES,
-    UNREADABLE,
-    VitWeights,
-    name_some,
-    patch_size_of,
-    read_timm_file,
-    reason,
-)
-from pfedseq.model.tower import Tower
-from pfedseq.model.vit_naming import REGISTERS
 from pfedseq.seeding import seeded
 
 __all__ = [

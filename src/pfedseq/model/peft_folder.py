@@ -134,6 +134,24 @@ def read_peft_folder(folder: Path) -> PeftFolder:
     return PeftFolder(adapter, named, head, str(options.get("base_model_name_or_path") or ""))
 
 
+def params_of(read: PeftFolder, model: AdaptedModel, folder: Path) -> Params:
+    """φ out of a PEFT folder; its head is the model's initial one where the folder has none."""
+    expected = set(model.layout.names())
+    if unknown := sorted(set(read.named) - expected):
+        raise InputError(f"{folder} does not fit the backbone: it has an adapter for {unknown[0]}")
+    adapter = model.layout.flatten(read.named)
+    head = model.initial.head
+    if read.head is not None:
+        weight, bias = read.head
+        if weight.shape != (model.num_classes, model.feature_dim):
+            raise InputError(
+                f"{folder} has a head of shape {tuple(weight.shape)} where "
+                f"({model.num_classes}, {model.feature_dim}) is expected"
+            )
+        head = model.join_head(weight, bias)
+    return Params(adapter.to(model.device), head.to(model.device))
+
+
 def _adapter_config(
     options: Mapping[str, Any],
     targets: set[Target],

@@ -9,8 +9,7 @@ from pfedseq.data.image_store import sha256_of
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.peft_folder import WEIGHTS_FILE, PeftFolder, read_peft_folder
-from pfedseq.model.personal import params_of
+from pfedseq.model.peft_folder import WEIGHTS_FILE, PeftFolder, params_of, read_peft_folder
 from pfedseq.params import Params
 
 

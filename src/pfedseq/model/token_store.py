@@ -24,7 +24,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -40,8 +40,7 @@ from pfedseq.data.dataset import ClientData
 from pfedseq.data.image_store import Report
 from pfedseq.errors import InputError
 from pfedseq.files import only_one_process, write_atomically
-from pfedseq.model.image_source import ImageSource
-from pfedseq.model.tower import Tower, fingerprint
+from pfedseq.model.encoders.vit.tower import Tower, fingerprint
 
 FORMAT = 1
 Storage = Literal["float32", "float16", "none"]
@@ -124,6 +123,19 @@ class Tokens:
         return torch.from_numpy(self.rows[indices])
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a store of tokens is called after."""
+
+    name: str
+    count: int
+    """How many examples the data set has."""
+    fingerprint: str | None
+    """Changes when an example does; None: tokens stay in memory."""
+    facts: tuple[object, ...] = ()
+    """How examples become what the frozen layers take."""
+
+
 def keep_tokens(
     prefix: Prefix,
     wanted: Indices,
@@ -152,27 +164,26 @@ def keep_tokens(
     return Tokens(rows).of
 
 
-def with_tokens(
-    source: ImageSource,
-    tower: Tower,
+def tokens_for(
+    prefix: Prefix,
     clients: Sequence[ClientData],
+    kept: Kept,
     storage: Storage,
     store: Path | None,
     report: Report | None = None,
-) -> ImageSource:
-    """A source that has the tokens of all the clients' images ready, under `store` or the cache."""
-    prefix, images = Prefix(tower, source.pixels, source.device), source.images
+) -> Callable[[Indices], Tensor]:
+    """Have the tokens of all the clients' examples ready, under `store` or the user's cache."""
     folder = None
-    if images.fingerprint is not None and storage != "none":
+    if kept.fingerprint is not None and storage != "none":
         # The kind of device too: a graphics card rounds differently.
-        facts = [FORMAT, images.fingerprint, source.mean, source.std, source.device.type, storage]
+        facts = [FORMAT, kept.fingerprint, *kept.facts, prefix.device.type, storage]
+        tower = prefix.tower
         key = hashlib.sha256(json.dumps([*facts, fingerprint(tower)]).encode()).hexdigest()[:16]
         root = (store or default_store()).expanduser() / "tokens"
-        folder = root / f"{images.name}-{len(tower.layers)}-layers-{storage}-{key}"
+        folder = root / f"{kept.name}-{len(tower.layers)}-layers-{storage}-{key}"
     parts = [part for client in clients for part in (client.train, client.validation, client.test)]
     wanted = np.unique(np.concatenate(parts))
-    tokens = keep_tokens(prefix, wanted, len(images.labels), storage, folder, report)
-    return replace(source, tokens=tokens)
+    return keep_tokens(prefix, wanted, kept.count, storage, folder, report)
 
 
 def spoken() -> Report:

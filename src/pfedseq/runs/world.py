@@ -27,16 +27,21 @@ from pfedseq.errors import InputError
 from pfedseq.federation import Clients, Server, Setup
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
-from pfedseq.model.auxiliary import AuxiliaryExamples, auxiliary_images
+from pfedseq.model.auxiliary import AuxiliaryExamples
 from pfedseq.model.backbone import Backbone, check_image_size, load_backbone
-from pfedseq.model.image_source import ImageSource
-from pfedseq.model.personal import save_personal_model
 from pfedseq.model.starting import starting_params, starting_sha256
 from pfedseq.model.task import Examples, ExampleSite
-from pfedseq.model.text import NO_THUMBNAILS, TextSource, load_text_encoder, save_text_model
-from pfedseq.model.token_store import with_tokens
 from pfedseq.params import Params
 from pfedseq.runs.identity import MadeWith, made_with
+from pfedseq.workloads.images.auxiliary import auxiliary_images
+from pfedseq.workloads.images.source import ImageSource, with_tokens
+from pfedseq.workloads.personal import save_personal_model
+from pfedseq.workloads.text.source import (
+    NO_THUMBNAILS,
+    TextSource,
+    load_text_encoder,
+    save_text_model,
+)
 
 _ENGINES = {"local": LocalClients, "wire": WireClients}
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pfedseq.config import load_config
 from pfedseq.methods import find_method
-from pfedseq.model.personal import PersonalModel
 from pfedseq.runs.folder import RunFolder
 from pfedseq.words import count, some
+from pfedseq.workloads.personal import PersonalModel
 
 CITATION = """\
 @inproceedings{peng2025look,

@@ -9,9 +9,9 @@ from pfedseq.config import Config, load_config
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.peft_folder import CONFIG_FILE
-from pfedseq.model.personal import PersonalModel, read_about
 from pfedseq.runs.folder import RunFolder
 from pfedseq.words import some
+from pfedseq.workloads.personal import PersonalModel, read_about
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from pfedseq.data.loading import load_data
 from pfedseq.data.location import Location
 from pfedseq.data.record import data_record, difference
 from pfedseq.errors import InputError
-from pfedseq.model.personal import PREDICTION_BATCH, PersonalModel
 from pfedseq.runs.folder import RunFolder
 from pfedseq.words import some
+from pfedseq.workloads.personal import PREDICTION_BATCH, PersonalModel
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from pfedseq.data.image_store import Report, silent
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
 from pfedseq.model.backbone import Backbone, load_backbone
-from pfedseq.model.published import refuse_registers, write_backbone, write_merged
 from pfedseq.runs.folder import RunFolder
 from pfedseq.serving.card import model_card, run_facts
 from pfedseq.serving.client_models import ClientModels
 from pfedseq.serving.onnx_file import check_onnx, write_onnx
+from pfedseq.workloads.images.published import refuse_registers, write_backbone, write_merged
 
 
 def export_models(

@@ -10,8 +10,8 @@ from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.peft_folder import read_peft_folder
-from pfedseq.model.personal import asked_backbone, read_about
 from pfedseq.model.starting import starting_params, starting_sha256
+from pfedseq.workloads.personal import asked_backbone, read_about
 
 
 def import_adapter(folder: Path, config: Config, *, head: bool = False) -> Config:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
-from pfedseq.model.personal import PersonalModel
-from pfedseq.model.published import merged_classifier
+from pfedseq.workloads.images.published import merged_classifier
+from pfedseq.workloads.personal import PersonalModel
 
 OPSET = 18
 

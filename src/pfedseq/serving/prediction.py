@@ -15,7 +15,7 @@ from torch import Tensor
 from pfedseq.data.file_tree import FileTree
 from pfedseq.data.image_store import Report, silent
 from pfedseq.errors import InputError
-from pfedseq.model.personal import PREDICTION_BATCH, PersonalModel
+from pfedseq.workloads.personal import PREDICTION_BATCH, PersonalModel
 
 
 @dataclass(frozen=True)

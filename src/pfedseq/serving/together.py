@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pfedseq.data.image_store import Report, silent
 from pfedseq.errors import InputError
-from pfedseq.model.personal import PersonalModel
 from pfedseq.params import Params, weighted_mean
 from pfedseq.serving.client_models import ClientModels
+from pfedseq.workloads.personal import PersonalModel
 
 
 class ModelsTogether:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from pfedseq.data.dataset import ImageSet
-from pfedseq.model.pixels import normalise
+from pfedseq.data.dataset import ClientData, ImageSet
+from pfedseq.data.image_store import Report
+from pfedseq.model.encoders.vit.tower import Tower
+from pfedseq.model.token_store import Kept, Prefix, Storage, tokens_for
+from pfedseq.workloads.images.pixels import normalise
 
 THUMBNAIL_SIZE = 32
 """Pixels per side of what `thumbnails` gives."""
@@ -51,3 +55,18 @@ class ImageSource:
     def thumbnails(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """Images averaged down to (B, 3, 32, 32)."""
         return adaptive_avg_pool2d(self.pixels(indices), THUMBNAIL_SIZE)
+
+
+def with_tokens(
+    source: ImageSource,
+    tower: Tower,
+    clients: Sequence[ClientData],
+    storage: Storage,
+    store: Path | None,
+    report: Report | None = None,
+) -> ImageSource:
+    """A source that has the tokens of all the clients' images ready, under `store` or the cache."""
+    prefix, images = Prefix(tower, source.pixels, source.device), source.images
+    facts = (source.mean, source.std)
+    kept = Kept(images.name, len(images.labels), images.fingerprint, facts)
+    return replace(source, tokens=tokens_for(prefix, clients, kept, storage, store, report))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, cat, zeros_like
 
 REGISTERS = "embeddings.register_tokens"
-"""Where a model of `pfedseq.model.registers` keeps DINOv2's registers."""
+"""Where a model of `pfedseq.model.encoders.vit.registers` keeps DINOv2's registers."""
 
 Convert = Callable[[Tensor], tuple[Tensor, ...]]
 

@@ -23,8 +23,7 @@ from torch import Tensor
 from transformers import ViTConfig, ViTModel
 
 from pfedseq.errors import InputError
-from pfedseq.model.normalisation import recognise
-from pfedseq.model.vit_naming import (
+from pfedseq.model.encoders.vit.naming import (
     AUGREG,
     REGISTERS,
     TIMM,
@@ -32,6 +31,7 @@ from pfedseq.model.vit_naming import (
     fold_layer_scale,
     take_registers,
 )
+from pfedseq.model.normalisation import recognise
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 HEAD_WIDTH = 64

@@ -21,8 +21,8 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import LORA_A, LORA_B, MODULES, merged_weights
+from pfedseq.model.encoders.vit.tower import Tower
 from pfedseq.model.layout import AdapterLayout
-from pfedseq.model.tower import Tower
 
 _PROJECTIONS = {name.split(".")[-1] for name in MODULES.values()}
 

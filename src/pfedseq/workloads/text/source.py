@@ -27,13 +27,13 @@ from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import Places
-from pfedseq.model.encoder import Towers, same_weights
+from pfedseq.model.encoders.encoder import Towers, same_weights
+from pfedseq.model.encoders.vit.timm_weights import reason
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.peft_folder import write_peft_folder
-from pfedseq.model.personal import write_about
-from pfedseq.model.timm_weights import reason
 from pfedseq.params import Params
 from pfedseq.seeding import seeded, torch_generator
+from pfedseq.workloads.personal import write_about
 
 BERT = Places(
     {

@@ -11,9 +11,9 @@ from torch import nn
 
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import Places
+from pfedseq.model.encoders.vit.stacked import StackedTower
+from pfedseq.model.encoders.vit.tower import Tower
 from pfedseq.model.layout import AdapterLayout
-from pfedseq.model.stacked import StackedTower
-from pfedseq.model.tower import Tower
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -24,9 +24,14 @@ from pfedseq.files import read_object, write_atomically
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import Backbone, load_backbone
-from pfedseq.model.peft_folder import PeftFolder, read_peft_folder, write_peft_folder
-from pfedseq.model.pixels import normalise
+from pfedseq.model.peft_folder import (
+    PeftFolder,
+    params_of,
+    read_peft_folder,
+    write_peft_folder,
+)
 from pfedseq.params import Params
+from pfedseq.workloads.images.pixels import normalise
 
 ABOUT_FILE, PROCESSOR_FILE = "personal_model.json", "preprocessor_config.json"
 FORMAT = 1
@@ -150,24 +155,6 @@ def write_about(folder: Path, about: Mapping[str, Any]) -> None:
 def read_about(folder: Path) -> dict[str, Any]:
     """What a folder says of itself beyond PEFT's files; nothing where others made it."""
     return read_object(folder / ABOUT_FILE) or {}
-
-
-def params_of(read: PeftFolder, model: AdaptedModel, folder: Path) -> Params:
-    """φ out of a PEFT folder; its head is the model's initial one where the folder has none."""
-    expected = set(model.layout.names())
-    if unknown := sorted(set(read.named) - expected):
-        raise InputError(f"{folder} does not fit the backbone: it has an adapter for {unknown[0]}")
-    adapter = model.layout.flatten(read.named)
-    head = model.initial.head
-    if read.head is not None:
-        weight, bias = read.head
-        if weight.shape != (model.num_classes, model.feature_dim):
-            raise InputError(
-                f"{folder} has a head of shape {tuple(weight.shape)} where "
-                f"({model.num_classes}, {model.feature_dim}) is expected"
-            )
-        head = model.join_head(weight, bias)
-    return Params(adapter.to(model.device), head.to(model.device))
 
 
 def write_processor(folder: Path, backbone: Backbone) -> None:

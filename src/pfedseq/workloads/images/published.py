@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
 from pfedseq.errors import InputError
 from pfedseq.model.adapters import merged_weights
 from pfedseq.model.backbone import Backbone, quiet_transformers
-from pfedseq.model.personal import PersonalModel, write_processor
-from pfedseq.model.vit_naming import REGISTERS
+from pfedseq.model.encoders.vit.naming import REGISTERS
+from pfedseq.workloads.personal import PersonalModel, write_processor
 
 
 def write_backbone(backbone: Backbone, folder: Path) -> None:

@@ -1,0 +1,1 @@
+"""Vision Transformers as transformers calls them `vit`, with all fast paths."""

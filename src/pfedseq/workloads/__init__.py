@@ -1,0 +1,1 @@
+"""What an example is: one folder for each modality."""
