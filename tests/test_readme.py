@@ -55,3 +55,7 @@ def test_every_page_that_is_named_is_there():
     named = re.findall(r"\]\(([^)#:]+)\)", PAGE)
     assert len(named) > 8
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_it_is_read_in_a_minute():
+    assert len(PAGE.split()) <= 900
