@@ -14,16 +14,26 @@ from pfedseq.errors import InputError
 
 if TYPE_CHECKING:
     from pfedseq.api import resume, run
-    from pfedseq.config import Config, load_config, make_config
+    from pfedseq.config import Config, load_config, load_plugin, make_config
     from pfedseq.methods import register
 
 __version__ = "0.1.0"
 
-__all__ = ["Config", "InputError", "load_config", "make_config", "register", "resume", "run"]
+__all__ = [
+    "Config",
+    "InputError",
+    "load_config",
+    "load_plugin",
+    "make_config",
+    "register",
+    "resume",
+    "run",
+]
 
 _LAZY = {
     "Config": "pfedseq.config",
     "load_config": "pfedseq.config",
+    "load_plugin": "pfedseq.config",
     "make_config": "pfedseq.config",
     "register": "pfedseq.methods",
     "resume": "pfedseq.api",

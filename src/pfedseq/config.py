@@ -22,6 +22,7 @@ from pfedseq.federation import LocalTraining, MethodConfig
 from pfedseq.methods import METHODS, find_method
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.normalisation import NAMED
+from pfedseq.plugins import load_file
 from pfedseq.presets import find_config, is_preset
 from pfedseq.relative_paths import write_out_paths
 
@@ -173,9 +174,26 @@ class FlowerConfig(BaseConfig):
     )
 
 
+class PluginConfig(BaseConfig):
+    """[[plugins]]: a Python file with a method or another thing of one's own."""
+
+    file: str = Field(description="its path")
+    sha256: str | None = Field(
+        None, description="checksum of its content, so that a resumed run has the same"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, given: Any) -> Any:
+        return {"file": str(given)} if isinstance(given, str | Path) else given
+
+
 class Config(BaseConfig):
     """A whole run."""
 
+    plugins: tuple[PluginConfig, ...] = Field(
+        (), description="Python files that the run needs; --plugin FILE adds one"
+    )
     run: RunConfig = RunConfig()
     data: DataConfig = DataConfig()
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()
@@ -239,12 +257,42 @@ class Config(BaseConfig):
         return self.model_copy(update={"methods": self.methods | spelt})
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    path: Path | str, overrides: Sequence[str] = (), plugins: Sequence[Path | str] = ()
+) -> Config:
     """Read a TOML file or a preset, apply `section.key=value` overrides, check everything.
 
     Relative paths in the file count from its folder (or, where nothing is there, from the current
-    one); those of overrides and of presets from the current folder.
+    one); those of overrides and of presets from the current folder. The Python files that it names
+    as its plug-ins, and those of `plugins`, are executed.
     """
+    values = _read(path)
+    given = [*values.pop("plugins", []), *map(str, plugins)]
+    values["plugins"] = list({p["file"]: p for p in map(_loaded_plugin, given)}.values())
+    return make_config(values, overrides)
+
+
+def read_config(path: Path | str) -> Config:
+    """The config of a run, for those that only look: nothing of it is executed.
+
+    Its methods may be a plug-in's that is not here.
+    """
+    return _validated(Config, _read(path), "", only_look=True)
+
+
+def load_plugin(file: Path | str) -> None:
+    """Execute a Python file: what it defines is known in this process from now on."""
+    load_file(file)
+
+
+def _loaded_plugin(given: Any) -> dict[str, str]:
+    """Execute a file that a config names; its path and checksum."""
+    plugin = _validated(PluginConfig, given, "plugins.")
+    origin = load_file(plugin.file, plugin.sha256)
+    return {"file": origin.place, "sha256": origin.sha256}
+
+
+def _read(path: Path | str) -> dict[str, Any]:
     path = find_config(path)
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -257,11 +305,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     values.setdefault("run", {}).setdefault("name", path.stem)
     if not is_preset(path):
         write_out_paths(values, [path.parent, Path()])
-    return make_config(values, overrides)
+    return values
 
 
 def make_config(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """A config from nested dicts, as TOML would give them."""
+    """A config from nested dicts, as TOML would give them; its plug-ins are not executed."""
     merged = _deep_copy(values)
     for override in overrides:
         _apply(merged, override)
@@ -296,9 +344,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
     table[path[-1]] = value
 
 
-def _validated(model: type[Model], values: Any, where: str) -> Model:
+def _validated(model: type[Model], values: Any, where: str, *, only_look: bool = False) -> Model:
     try:
-        return model.model_validate(values)
+        return model.model_validate(values, context={"only_look": only_look})
     except ValidationError as problem:
         first = problem.errors()[0]
         raise InputError(_explain(model, first, where)) from None

@@ -396,6 +396,10 @@ class MethodConfig(LocalTraining):
         return []
 
 
+RATES: Mapping[str, Sequence[float]] = {"lr": (0.001, 0.005, 0.01, 0.05)}
+"""What is searched where a method names no other options: the paper's grid of rates."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A registered method: its name, its two halves, its options, and what it is."""
@@ -410,5 +414,7 @@ class Method:
     """One line for `pfedseq methods`."""
     needs_auxiliary: bool = False
     """Whether the server must be given `Setup.auxiliary`."""
+    grid: Mapping[str, Sequence[float]] = field(default_factory=lambda: RATES)
+    """The values of each option that `pfedseq tune` goes through."""
     needs_thumbnails: bool = False
     """Whether the clients ask their tasks for `thumbnails`, which images alone have."""

@@ -29,6 +29,14 @@ def write_out_paths(values: dict[str, Any], folders: Sequence[Path]) -> None:
         given = table.get(key) if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(given, str | Path) and str(given):
             table[key] = _written_out(str(given), folders, may_be_an_id=key != "store")
+    plugins = values.get("plugins")
+    if not isinstance(plugins, list):
+        return
+    for place, given in enumerate(plugins):
+        table = given if isinstance(given, dict) else {"file": given}
+        if isinstance(table.get("file"), str) and table["file"]:
+            file = _written_out(table["file"], folders, may_be_an_id=False)
+            plugins[place] = {**table, "file": file}
 
 
 def _written_out(given: str, folders: Sequence[Path], *, may_be_an_id: bool) -> str:

@@ -146,6 +146,14 @@ def test_a_source_without_images_is_refused(tmp_path):
         prepare_data(empty)
 
 
-def test_every_configurable_name_is_registered():
-    names = DataConfig.model_fields["name"].annotation.__args__
-    assert set(DATA_SETS) == set(names)
+def test_a_misspelt_data_set_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="no data set 'pcas'; did you mean 'pacs'"):
+        DataConfig(name="pcas")
+
+
+def test_every_data_set_has_a_division_of_its_own():
+    assert {DATA_SETS[name].defaults["partition"] for name in DATA_SETS} <= {
+        "iid",
+        "dirichlet",
+        "owners",
+    }

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
@@ -135,7 +135,7 @@ def _config(
 ) -> Any:
     """The config that a data set's name (or a config) and the options stand for."""
     from pfedseq.config import load_config, make_config
-    from pfedseq.data.config import DataName
+    from pfedseq.data.registry import DATA_SETS
     from pfedseq.model.backbone import check_image_size
     from pfedseq.presets import preset_names
 
@@ -144,7 +144,7 @@ def _config(
     if source is not None:
         given.append(f"data.source={json.dumps(source, ensure_ascii=False)}")
     assignments = [*(overrides or []), *given]
-    if name.endswith(".toml") or name in set(preset_names()) - set(get_args(DataName)):
+    if name.endswith(".toml") or name in set(preset_names()) - set(DATA_SETS):
         config = load_config(name, assignments)
         check_image_size(config.model.backbone, config.data.image_size)
         return config

@@ -13,6 +13,7 @@ from pfedseq.cli.options import (
     ConfigName,
     Device,
     Overrides,
+    Plugins,
     Rounds,
     Track,
     assignments,
@@ -40,7 +41,8 @@ def reproduce(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, comma-separated.")] = "0,1,2",
     methods: Annotated[
-        str | None, typer.Option(help="Methods, comma-separated; default: all thirteen.")
+        str | None,
+        typer.Option(help="Methods, comma-separated, or: all, newer; default: the paper's."),
     ] = None,
     values: Annotated[
         str | None, typer.Option(help="L or W, comma-separated; default: the paper's.")
@@ -78,6 +80,7 @@ def reproduce(
         run_missing,
         write_results,
     )
+    from pfedseq.methods import chosen
     from pfedseq.report.experiments import print_experiments, print_made, print_sheet
     from pfedseq.report.figures import draw_curves
     from pfedseq.report.progress import SequenceDisplay, StepDisplay
@@ -85,7 +88,7 @@ def reproduce(
 
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     folder = out or Path("runs") / f"reproduce-{stem}"
-    choice = Choice(tuple(words(methods)), tuple(numbers(values, "--values")))
+    choice = Choice(tuple(chosen(methods or "")), tuple(numbers(values, "--values")))
 
     def wanted(called: str) -> Reproduction:
         return Reproduction.of(
@@ -136,6 +139,7 @@ def plan(
     ] = None,
     rounds: Rounds = None,
     device: Device = None,
+    plugin: Plugins = None,
     overrides: Overrides = None,
 ) -> None:
     """Before a long run: what it will cost in time, traffic, memory and disk.
@@ -162,7 +166,7 @@ def plan(
     if method:
         names = ", ".join(f'"{name}"' for name in method)
         values.append(f"run.methods=[{names}]")
-    checked = load_config(config, values)
+    checked = load_config(config, values, plugin or ())
     with StepDisplay() as display:
         found = make_plan(World.build(checked), checked.run.methods, display.report)
     print_plan(replace(found, startup_seconds=loading + startup_seconds(checked)))
@@ -171,16 +175,20 @@ def plan(
 def tune(
     config: ConfigName,
     methods: Annotated[
-        str | None, typer.Option(help="Methods, comma-separated, or: all; default: the config's.")
+        str | None,
+        typer.Option(
+            help="Methods, comma-separated, or: paper, newer, all; default: the config's."
+        ),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="At most so many trials of each method.")] = 5,
     seeds: Annotated[str, typer.Option(help="Seeds of each trial, comma-separated.")] = "0",
     rounds: Rounds = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default runs/tune-NAME.")] = None,
     device: Device = None,
+    plugin: Plugins = None,
     overrides: Overrides = None,
 ) -> None:
-    """Search each method's grid (the paper's, Appendix B) on validation data alone.
+    """Search each method's grid (for the paper's, Appendix B's) on validation data alone.
 
     Every method gets the same number of trials. The test data are never read. What is finished is
     not run again.
@@ -194,14 +202,12 @@ def tune(
     from pfedseq.config import load_config
     from pfedseq.experiments.tune import tune as search
     from pfedseq.experiments.tune import write_tuning
-    from pfedseq.methods import METHODS, find_method
+    from pfedseq.methods import chosen
     from pfedseq.report.experiments import print_made, print_trials
     from pfedseq.report.progress import SequenceDisplay
 
-    checked = load_config(config, assignments(overrides, rounds, None, device))
-    names = list(METHODS) if methods == "all" else words(methods) or list(checked.run.methods)
-    for name in names:
-        find_method(name)
+    checked = load_config(config, assignments(overrides, rounds, None, device), plugin or ())
+    names = chosen(methods or "") or list(checked.run.methods)
     seed_numbers = numbers(seeds, "--seeds")
     if not seed_numbers:
         raise InputError("--seeds must name at least one seed, e.g. 0")

@@ -6,9 +6,12 @@ from typing import Annotated
 
 import typer
 
+from pfedseq.cli.options import Plugins, load_plugins
+
 
 def methods(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also list options.")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """List the methods that can be run.
 
@@ -16,16 +19,18 @@ def methods(
     """
     from pfedseq.report.tables import print_methods
 
+    load_plugins(plugin)
     print_methods(verbose)
 
 
-def datasets() -> None:
+def datasets(plugin: Plugins = None) -> None:
     """List the data sets that can be used.
 
     Example: `pfedseq datasets`
     """
     from pfedseq.report.tables import print_datasets
 
+    load_plugins(plugin)
     print_datasets()
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pfedseq.cli.options import EXIT_BAD_INPUT, ConfigName
+from pfedseq.cli.options import EXIT_BAD_INPUT, ConfigName, Plugins, load_plugins
 from pfedseq.errors import InputError
 
 Models = Annotated[
@@ -34,6 +34,7 @@ def predict(
     method: MethodName = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 1,
     as_json: AsJson = False,
+    plugin: Plugins = None,
 ) -> None:
     """Name the classes of images with a client's personal model.
 
@@ -50,6 +51,7 @@ def predict(
     from pfedseq.serving.client_models import ClientModels
     from pfedseq.serving.prediction import Prediction, find_images, predict_files
 
+    load_plugins(plugin)
     models = ClientModels.open(run, method)
     index = models.find(client)
     files = find_images(images)
@@ -83,6 +85,7 @@ def evaluate(
     ] = None,
     method: MethodName = None,
     as_json: AsJson = False,
+    plugin: Plugins = None,
 ) -> None:
     """Measure how good clients' models are: on labelled images, or on their own test images.
 
@@ -97,6 +100,7 @@ def evaluate(
     from pfedseq.serving.client_models import ClientModels
     from pfedseq.serving.evaluation import LabelledImages, OwnTestImages, evaluate_on_folder
 
+    load_plugins(plugin)
     models = ClientModels.open(run, method)
     chosen = [models.find(name) for name in client] if client else range(len(models.places))
     with StepDisplay() as display:
@@ -132,6 +136,7 @@ def export(
     with_backbone: Annotated[
         bool, typer.Option("--with-backbone", help="Write the backbone even if the hub has it.")
     ] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Write clients' models as folders that transformers and PEFT load, each with a model card.
 
@@ -150,6 +155,7 @@ def export(
         raise InputError("say whose models to export: --client NAME, or --all")
     if not RunFolder(run).config.exists():
         raise InputError(f"{run} is no run: it has no config.toml")
+    load_plugins(plugin)
     models = ClientModels.open(run, method)
     chosen = range(len(models.places)) if everyone else [models.find(one) for one in client or ()]
     with StepDisplay() as display:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,25 @@ Device = Annotated[
     str | None,
     typer.Option(help="cpu, mps, cuda (all cards), cuda:1, several as cuda:0,cuda:1, or auto."),
 ]
+
+
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        help="Python file with a method or data set of your own; may be repeated.",
+    ),
+]
+
+
+def load_plugins(files: list[Path] | None) -> None:
+    """Make what the user's own files define known to this process."""
+    if files:
+        from pfedseq.config import load_plugin
+
+        for file in files:
+            load_plugin(file)
 
 
 def assignments(

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from pfedseq.cli.options import Plugins, load_plugins
+
 
 def report(
     folders: Annotated[
@@ -17,6 +19,7 @@ def report(
         Path | None, typer.Option(help="The page; default report.html in the first folder.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Make one self-contained HTML page: tables, curves, clients, costs, and where ξ came from.
 
@@ -33,6 +36,7 @@ def report(
     from pfedseq.report.page import write_page
     from pfedseq.words import size
 
+    load_plugins(plugin)
     page = out or folders[0] / "report.html"
     write_page(folders, page, title)
     console.print(f"{page}  [dim]{size(page.stat().st_size)}[/dim]", soft_wrap=True)

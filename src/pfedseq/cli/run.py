@@ -13,14 +13,15 @@ from pfedseq.cli.options import (
     ConfigName,
     Device,
     Overrides,
+    Plugins,
     Rounds,
     Track,
     assignments,
     interruptible,
+    load_plugins,
     numbers,
     tell,
     tell_once,
-    words,
 )
 from pfedseq.errors import InputError
 
@@ -38,6 +39,7 @@ def run(
     ] = None,
     device: Device = None,
     track: Track = None,
+    plugin: Plugins = None,
     overrides: Overrides = None,
 ) -> None:
     """Run the methods of a config and write their results to one folder.
@@ -53,6 +55,8 @@ def run(
 
     - `pfedseq run demo --set data.partition=dirichlet --set training.lr=0.02`
 
+    - `pfedseq run demo --plugin my_method.py --method my_method`
+
     - `pfedseq run demo --track tensorboard`
     """
     from pfedseq.api import run as run_config
@@ -62,7 +66,7 @@ def run(
     if method:
         names = ", ".join(f'"{name}"' for name in method)
         values.append(f"run.methods=[{names}]")
-    checked = load_config(config, values)
+    checked = load_config(config, values, plugin or ())
     folder = out or Path("runs") / f"{checked.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
     _show(checked, lambda listener: run_config(checked, folder, listener, tell), folder, track)
 
@@ -70,6 +74,7 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="The results folder of a run that was cut off.")],
     track: Track = None,
+    plugin: Plugins = None,
 ) -> None:
     """Continue a run from its last checkpoints; the results are those of an unbroken run.
 
@@ -78,6 +83,7 @@ def resume(
     from pfedseq.api import resume as resume_run
     from pfedseq.config import load_config
 
+    load_plugins(plugin)
     config = load_config(folder / "config.toml")
     _show(config, lambda listener: resume_run(folder, listener, tell), folder, track)
 
@@ -85,8 +91,11 @@ def resume(
 def compare(
     config: ConfigName,
     methods: Annotated[
-        str, typer.Option(help="Methods, comma-separated; the first is the reference. Or: all.")
-    ] = "all",
+        str,
+        typer.Option(
+            help="Methods, comma-separated; the first is the reference. Or: paper, newer, all."
+        ),
+    ] = "paper",
     seeds: Annotated[str, typer.Option(help="Seeds, comma-separated.")] = "0,1,2",
     rounds: Rounds = None,
     out: Annotated[
@@ -94,6 +103,7 @@ def compare(
     ] = None,
     device: Device = None,
     track: Track = None,
+    plugin: Plugins = None,
     overrides: Overrides = None,
 ) -> None:
     """Run methods over seeds on the same partitions and initial weights, in one table.
@@ -109,7 +119,7 @@ def compare(
     - `pfedseq compare demo --track tensorboard`, then `tensorboard --logdir runs/compare-demo`
     """
     from pfedseq.config import load_config
-    from pfedseq.methods import METHODS, find_method
+    from pfedseq.methods import chosen
     from pfedseq.report.comparison import compare_runs, write_comparison
     from pfedseq.report.figures import draw_comparison, draw_curves
     from pfedseq.report.progress import SequenceDisplay
@@ -118,13 +128,12 @@ def compare(
     from pfedseq.runs.folder import RunFolder
     from pfedseq.runs.sweep import methods_by_seeds, sweep
 
-    names = list(METHODS) if methods == "all" else words(methods)
-    for name in names:
-        find_method(name)
+    load_plugins(plugin)
+    names = chosen(methods)
     seed_numbers = numbers(seeds, "--seeds")
     if not seed_numbers:
         raise InputError("--seeds must name at least one seed, e.g. 0,1,2")
-    checked = load_config(config, assignments(overrides, rounds, None, device))
+    checked = load_config(config, assignments(overrides, rounds, None, device), plugin or ())
     folder = out or Path("runs") / f"compare-{checked.run.name}"
     entries = methods_by_seeds(checked, names, seed_numbers)
     with (

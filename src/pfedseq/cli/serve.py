@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from pfedseq.cli.models import MethodName, Models
+from pfedseq.cli.options import Plugins, load_plugins
 from pfedseq.errors import InputError
 from pfedseq.words import count
 
@@ -31,6 +32,7 @@ def serve(
     max_megabytes: Annotated[float, typer.Option(min=0.001, help="Largest image.")] = 10,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a request.")] = 30,
     max_batch: Annotated[int, typer.Option(min=1, help="Images in a pass, at most.")] = 64,
+    plugin: Plugins = None,
 ) -> None:
     """Answer over HTTP with every client's personal model, all on one backbone.
 
@@ -52,6 +54,7 @@ def serve(
     from pfedseq.serving.service import Limits, Served, make_service
     from pfedseq.serving.together import ModelsTogether, load_together
 
+    load_plugins(plugin)
     token = _token(token_file)
     found = ClientModels.open(run, method)
     with StepDisplay() as display:

@@ -2,39 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from pfedseq.base_config import BaseConfig
 
-DataName = Literal[
-    "digits",
-    "cifar100",
-    "tiny_imagenet",
-    "domainnet",
-    "omniglot",
-    "cifar10",
-    "pacs",
-    "folder",
-    "hub",
-    "text",
-]
-PartitionName = Literal["dirichlet", "iid", "pathological", "owners"]
+if TYPE_CHECKING:
+    from pfedseq.data.registry import DataSet
+    from pfedseq.plugins import Registry
 
-# What a bare `name = "..."` means: the paper's Section 5.1 and Appendix B for its four data sets.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "digits": {"partition": "iid", "scanners": True, "image_size": 32},
-    "cifar100": {"partition": "dirichlet"},
-    "tiny_imagenet": {"partition": "dirichlet"},
-    "domainnet": {"partition": "owners", "keep_test_split": True},
-    "omniglot": {"partition": "owners"},
-    "cifar10": {"partition": "dirichlet"},
-    "pacs": {"partition": "owners"},
-    "folder": {"partition": "dirichlet"},
-    "hub": {"partition": "dirichlet"},
-    "text": {"partition": "owners"},
-}
+PartitionName = Literal["dirichlet", "iid", "pathological", "owners"]
 
 
 def default_store() -> Path:
@@ -50,7 +28,7 @@ class DataConfig(BaseConfig):
 
     model_config = ConfigDict(validate_default=True)
 
-    name: DataName = Field("digits", description="the data set; `pfedseq datasets` lists them")
+    name: str = Field("digits", description="the data set; `pfedseq datasets` lists them")
     source: str | None = Field(
         None,
         description="the folder, archive or Hugging Face id to read images from; "
@@ -168,7 +146,8 @@ class DataConfig(BaseConfig):
         if not isinstance(given, dict):
             return given
         name = given.get("name", "digits")
-        defaults = dict(DEFAULTS.get(str(name), {}))
+        known = _data_sets().get(str(name))
+        defaults = dict(known.defaults) if known else {}
         names_owners = "owner" in str(given.get("layout", "")).split("/")
         if name == "text" and not names_owners and not str(given.get("source")).endswith(".csv"):
             defaults["partition"] = "dirichlet"
@@ -177,6 +156,14 @@ class DataConfig(BaseConfig):
         partition = given.get("partition", defaults.get("partition"))
         defaults["num_clients"] = None if partition == "owners" else 10
         return {**defaults, **given}
+
+    @field_validator("name")
+    @classmethod
+    def _registered(cls, name: str, info: ValidationInfo) -> str:
+        """A data set that is known here, unless one only looks at somebody's results."""
+        if not (info.context or {}).get("only_look"):
+            _data_sets().find(name)
+        return name
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -211,6 +198,13 @@ class DataConfig(BaseConfig):
         if self.window is not None and not self.window[0] < self.window[1]:
             raise ValueError(f"window = {list(self.window)} must be [low, high] with low < high")
         return self
+
+
+def _data_sets() -> "Registry[DataSet]":
+    """Those that there are; the registry itself knows this section."""
+    from pfedseq.data.registry import DATA_SETS
+
+    return DATA_SETS
 
 
 def _check_layout(layout: str) -> None:

@@ -1,7 +1,8 @@
 """The data sets that pfedseq can read: what they are, and how each is opened."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from pfedseq.data import cifar, domainnet, folder, omniglot, pacs, tiny_imagenet
 from pfedseq.data.config import DataConfig
@@ -9,12 +10,14 @@ from pfedseq.data.location import Location
 from pfedseq.data.source import Source
 from pfedseq.data.tabular import source_of_table
 from pfedseq.errors import InputError
+from pfedseq.plugins import Registry
 
 
 @dataclass(frozen=True)
 class DataSet:
     """One data set."""
 
+    name: str
     summary: str
     """One line for people."""
     formats: str
@@ -23,6 +26,8 @@ class DataSet:
     """How it is read; digits come with scikit-learn and need no reading."""
     hub_id: str | None = None
     """Where it is fetched from when no source is given."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What a bare `data.name` means: the paper's Section 5.1 and Appendix B for its four."""
 
 
 def _open_hub(config: DataConfig, location: Location) -> Source:
@@ -38,60 +43,82 @@ def _open_hub(config: DataConfig, location: Location) -> Source:
     )
 
 
-DATA_SETS: dict[str, DataSet] = {
-    "digits": DataSet(
+_BUILT_IN = (
+    DataSet(
+        "digits",
         "scikit-learn's 1,797 handwritten digits; each client has its own scanner style",
         "comes with scikit-learn",
         None,
+        defaults={"partition": "iid", "scanners": True, "image_size": 32},
     ),
-    "cifar100": DataSet(
+    DataSet(
+        "cifar100",
         "60,000 images of 100 classes; label skew Dir(0.1) over 10 clients",
         "folder of parquet files, cifar-100-python.tar.gz or its folder, hub id",
         lambda config, location: cifar.open_cifar("cifar100", location),
         "uoft-cs/cifar100",
+        defaults={"partition": "dirichlet"},
     ),
-    "tiny_imagenet": DataSet(
+    DataSet(
+        "tiny_imagenet",
         "110,000 images of 200 classes; label skew Dir(0.1) over 10 clients",
         "tiny-imagenet-200.zip or its folder, folder of parquet files, hub id",
         lambda config, location: tiny_imagenet.open_tiny_imagenet(location),
         "zh-plus/tiny-imagenet",
+        defaults={"partition": "dirichlet"},
     ),
-    "domainnet": DataSet(
+    DataSet(
+        "domainnet",
         "FedBN's ten classes in six domains, one client each",
         "folder of domain folders or zips with FedBN's lists, folder of parquet files, hub id",
         lambda config, location: domainnet.open_domainnet(location),
         "wltjr1007/DomainNet",
+        defaults={"partition": "owners", "keep_test_split": True},
     ),
-    "omniglot": DataSet(
+    DataSet(
+        "omniglot",
         "32,460 characters of 50 alphabets by 20 drawers, one client each",
         "folder with images_background.zip and images_evaluation.zip, or with their folders",
         lambda config, location: omniglot.open_omniglot(location),
+        defaults={"partition": "owners"},
     ),
-    "cifar10": DataSet(
+    DataSet(
+        "cifar10",
         "60,000 images of 10 classes; also PerAda's auxiliary images",
         "folder of parquet files, cifar-10-python.tar.gz or its folder, hub id",
         lambda config, location: cifar.open_cifar("cifar10", location),
         "uoft-cs/cifar10",
+        defaults={"partition": "dirichlet"},
     ),
-    "pacs": DataSet(
+    DataSet(
+        "pacs",
         "9,991 images of 7 classes in four domains, one client each",
         "zip or folder of domain/class folders, folder of parquet files, hub id",
         lambda config, location: pacs.open_pacs(location),
         "flwrlabs/pacs",
+        defaults={"partition": "owners"},
     ),
-    "folder": DataSet(
+    DataSet(
+        "folder",
         "your own images in folders; data.layout says what the folder levels name",
         "folder, zip or tar",
         lambda config, location: folder.open_folder(location, config.layout),
+        defaults={"partition": "dirichlet"},
     ),
-    "hub": DataSet(
+    DataSet(
+        "hub",
         "your own or any Hugging Face image data set; columns by data.*_column",
         "hub id, or folder of parquet files",
         _open_hub,
+        defaults={"partition": "dirichlet"},
     ),
-    "text": DataSet(
+    DataSet(
+        "text",
         "your own texts, for a BERT: a CSV file with the columns client, label and text",
         "CSV file, or folder of .txt files",
         None,
+        defaults={"partition": "owners"},
     ),
-}
+)
+DATA_SETS = Registry("data set", "pfedseq.datasets", DataSet, _BUILT_IN)
+"""Every data set by name; those from outside come last."""

@@ -10,7 +10,7 @@ from pfedseq.config import Config
 from pfedseq.errors import InputError
 from pfedseq.experiments import paper
 from pfedseq.learners.variants import VARIANTS
-from pfedseq.methods import METHODS, find_method
+from pfedseq.methods import METHODS, NEWER, PAPER, find_method
 
 Kind = Literal["accuracy", "sweep", "seconds", "traffic", "curves", "partitions"]
 
@@ -65,15 +65,19 @@ ALL = ("cifar100", "tiny_imagenet", "domainnet", "omniglot")
 
 
 def _methods(config: Config, choice: Choice) -> list[Arm]:
-    """The thirteen methods, or the chosen ones, in the paper's order."""
+    """The paper's thirteen methods in its order; or the chosen ones, others after them."""
     for name in choice.methods:
         find_method(name)
-    arms = [
+    groups = [*paper.groups(), ("Newer", NEWER)]
+    known = {name for _, names in groups for name in names}
+    groups.append(("Plug-ins", [name for name in choice.methods if name not in known]))
+    wanted = choice.methods or PAPER
+    return [
         Arm(name, METHODS[name].title, name, group=group, paper_row=name)
-        for group, names in paper.groups()
+        for group, names in groups
         for name in names
+        if name in wanted
     ]
-    return [arm for arm in arms if not choice.methods or arm.method in choice.methods]
 
 
 def _one_round(config: Config, choice: Choice) -> list[Arm]:

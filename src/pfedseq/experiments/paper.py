@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +31,7 @@ def data_set_title(name: str) -> str:
     return title
 
 
-def groups() -> list[tuple[str, list[str]]]:
+def groups() -> list[tuple[str, Sequence[str]]]:
     """The methods in the order of the paper's Table 1, by its groups; the first has no title."""
     return [(group["title"], group["methods"]) for group in _paper()["groups"]]
 
@@ -57,12 +58,6 @@ def swept_values(experiment: str) -> list[int]:
     """The values over which the paper varied L or W."""
     values: list[int] = _paper()[experiment]["values"]
     return values
-
-
-def grid(method: str) -> dict[str, list[float]]:
-    """The values of each option that a search goes through: Appendix B's, or else ours."""
-    grids: dict[str, dict[str, list[float]]] = _paper()["grids_of_ours"] | _paper()["grids"]
-    return grids[method]
 
 
 @lru_cache(maxsize=1)

@@ -17,8 +17,8 @@ from statistics import fmean
 
 from pfedseq.config import Config, dump_config
 from pfedseq.errors import InputError
-from pfedseq.experiments import paper
 from pfedseq.files import write_atomically
+from pfedseq.methods import find_method
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import Listener, Tell
 from pfedseq.runs.sweep import Entry, single, sweep
@@ -45,7 +45,7 @@ class Trial:
 
 def trials(method: str, budget: int) -> list[Trial]:
     """At most `budget` points of a method's grid: all of it, or a fixed random part."""
-    grid = paper.grid(method)
+    grid = find_method(method).grid
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     if len(points) > budget:
         kept = sorted(random.Random(f"tune {method}").sample(range(len(points)), budget))
@@ -55,7 +55,7 @@ def trials(method: str, budget: int) -> list[Trial]:
 
 def at_edges(trial: Trial) -> list[str]:
     """Options whose value is the smallest or largest of the grid: the best may lie beyond it."""
-    grid = paper.grid(trial.method)
+    grid = find_method(trial.method).grid
     return [
         option
         for option, value in trial.values.items()

@@ -1,16 +1,15 @@
 """The methods, each one file that reads like its algorithm box.
 
-To add one: write `methods/yours.py` with a `METHOD` at its end and name it in `_MODULES`; or keep
-it in a file of your own and `register` it.
+To add one: write `methods/yours.py` with a `METHOD` at its end and name it in `NEWER`; or keep it
+outside, in a file (`--plugin FILE`) or in a package with an entry point of `pfedseq.methods`.
 """
 
-from difflib import get_close_matches
 from importlib import import_module
 
-from pfedseq.errors import InputError
 from pfedseq.federation import Method
+from pfedseq.plugins import Registry
 
-_MODULES = (
+PAPER = (
     "pfedseq",
     "local",
     "fedavg",
@@ -25,23 +24,30 @@ _MODULES = (
     "pfedla",
     "pefll",
 )
+"""The paper's thirteen, in the order of the tables."""
+NEWER: tuple[str, ...] = ()
+"""What the field has come up with beside and since."""
 
-METHODS: dict[str, Method] = {
-    name: import_module(f"pfedseq.methods.{name}").METHOD for name in _MODULES
-}
-"""Every method by name, in the order of the tables."""
+METHODS: Registry[Method] = Registry(
+    "method",
+    "pfedseq.methods",
+    Method,
+    [import_module(f"pfedseq.methods.{name}").METHOD for name in (*PAPER, *NEWER)],
+)
+"""Every method by name; those from outside come last."""
+
+register = METHODS.register
+find_method = METHODS.find
 
 
-def register(method: Method) -> None:
-    """Make a method of your own known by its name, in this process."""
-    if METHODS.setdefault(method.name, method) is not method:
-        raise InputError(f"there is already a method {method.name!r}; choose another name")
+def method_title(name: str) -> str:
+    """As tables write a method; the name of one that is not known here."""
+    return METHODS[name].title if name in METHODS else name
 
 
-def find_method(name: str) -> Method:
-    """The method of that name, or an error that names the nearest."""
-    if name in METHODS:
-        return METHODS[name]
-    near = get_close_matches(name.lower(), METHODS, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else f": known are {', '.join(METHODS)}"
-    raise InputError(f"there is no method {name!r}{hint}")
+def chosen(names: str) -> list[str]:
+    """The methods of a comma-separated list, in which `paper`, `newer` and `all` are groups."""
+    groups = {"paper": PAPER, "newer": NEWER, "all": tuple(METHODS)}
+    listed = [word.strip() for word in names.split(",") if word.strip()]
+    found = [one for word in listed for one in groups.get(word, (word,))]
+    return [find_method(name).name for name in dict.fromkeys(found)]

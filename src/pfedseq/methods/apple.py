@@ -124,4 +124,5 @@ METHOD = Method(
     config=AppleConfig,
     title="APPLE",
     summary="learned mixtures of all core models",
+    grid={"relation_lr": (0.001, 0.01, 0.1, 1.0)},
 )

@@ -58,4 +58,5 @@ METHOD = Method(
     config=DittoConfig,
     title="Ditto",
     summary="personal models pulled towards FedAvg's by a proximal term",
+    grid={"proximal_weight": (0.01, 0.1, 1.0, 10.0)},
 )

@@ -132,4 +132,5 @@ METHOD = Method(
     config=FedALAConfig,
     title="FedALA",
     summary="learned elementwise mixing",
+    grid={"weight_lr": (0.001, 0.01, 0.1, 1.0)},
 )

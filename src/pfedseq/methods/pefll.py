@@ -157,5 +157,6 @@ METHOD = Method(
     config=GeneratorConfig,
     title="PeFLL",
     summary="a hypernetwork generates each client's adapter from an embedding of its data",
+    grid={"hypernet_lr": (0.0001, 0.0005, 0.001, 0.005, 0.01)},
     needs_thumbnails=True,
 )

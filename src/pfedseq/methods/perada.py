@@ -100,5 +100,9 @@ METHOD = Method(
     config=PerAdaConfig,
     title="PerAda",
     summary="personal models near a global one, which is distilled from all clients' models",
+    grid={
+        "proximal_weight": (0.01, 0.1, 1.0, 10.0),
+        "distillation_lr": (0.001, 0.005, 0.01, 0.05),
+    },
     needs_auxiliary=True,
 )

@@ -81,4 +81,5 @@ METHOD = Method(
     config=GeneratorConfig,
     title="pFedHN",
     summary="a hypernetwork generates each client's adapter from a learned descriptor",
+    grid={"hypernet_lr": (0.0001, 0.0005, 0.001, 0.005, 0.01)},
 )

@@ -74,4 +74,5 @@ METHOD = Method(
     config=HypernetConfig,
     title="pFedLA",
     summary="each client's hypernetwork weighs all clients' adapters, layer by layer",
+    grid={"hypernet_lr": (0.0001, 0.0005, 0.001, 0.005, 0.01)},
 )

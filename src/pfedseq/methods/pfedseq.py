@@ -145,4 +145,9 @@ METHOD = Method(
     config=PFedSeqConfig,
     title="pFedSeq",
     summary="a learner over everyone's past updates calibrates the mean adapter for each client",
+    grid={
+        "max_sequence_length": (5, 10, 15, 20, 25, 30),
+        "state_dim": (4, 8, 16, 32),
+        "learner_lr": (0.0001, 0.0005, 0.001, 0.005, 0.01),
+    },
 )

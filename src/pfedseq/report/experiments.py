@@ -15,7 +15,7 @@ from pfedseq.experiments.plan import Plan
 from pfedseq.experiments.reproduce import Reproduction
 from pfedseq.experiments.sheet import Column, Sheet
 from pfedseq.experiments.tune import Trial, at_edges, winners
-from pfedseq.methods import METHODS
+from pfedseq.methods import method_title
 from pfedseq.report.console import console
 from pfedseq.report.progress import minutes
 from pfedseq.words import count, size
@@ -185,7 +185,7 @@ def print_plan(plan: Plan) -> None:
         table.add_column(heading, justify="right")
     for row in plan.methods:
         table.add_row(
-            METHODS[row.method].title,
+            method_title(row.method),
             minutes(row.seconds),
             minutes(row.training_seconds),
             minutes(row.server_seconds),
@@ -214,7 +214,7 @@ def print_trials(found: Sequence[Trial]) -> None:
     table.add_column("validation", justify="right")
     for trial in found:
         table.add_row(
-            METHODS[trial.method].title,
+            method_title(trial.method),
             ", ".join(f"{option} = {value:g}" for option, value in trial.values.items()),
             "failed" if trial.score is None else f"{100 * trial.score:.2f}",
             style="bold" if trial in best else None,
@@ -224,11 +224,11 @@ def print_trials(found: Sequence[Trial]) -> None:
     for trial in best:
         for option in at_edges(trial):
             console.print(
-                f"Warning: {METHODS[trial.method].title}'s best {option} = "
+                f"Warning: {method_title(trial.method)}'s best {option} = "
                 f"{trial.values[option]:g} lies at the edge of its grid: a better one may be "
                 "beyond it",
                 soft_wrap=True,
             )
     for name in dict.fromkeys(trial.method for trial in found):
         if name not in [trial.method for trial in best]:
-            console.print(f"Warning: no trial of {METHODS[name].title} came to an end")
+            console.print(f"Warning: no trial of {method_title(name)} came to an end")

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 
 from pfedseq.drawing import save_picture
-from pfedseq.methods import METHODS
+from pfedseq.methods import method_title
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import Scores, evaluated
 
@@ -67,7 +67,7 @@ def _draw_mean(axes: Axes, name: str, seeds: Sequence[Measured]) -> ColorType:
     (line,) = axes.plot(
         rounds,
         mean,
-        label=f"{METHODS[name].title}  {mean[-1]:.1f} %",
+        label=f"{method_title(name)}  {mean[-1]:.1f} %",
         linewidth=2.2 if name == "pfedseq" else 1.5,
         zorder=3 if name == "pfedseq" else 2,
         marker="o",

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from pfedseq.methods import METHODS
+from pfedseq.methods import method_title
 from pfedseq.report.console import console
 from pfedseq.runs.records import RoundRecord
 
@@ -156,7 +156,7 @@ class ProgressDisplay:
         )
         for name, pace in self._paces.items():
             self._bars[name] = self._progress.add_task(
-                METHODS[name].title, total=rounds, completed=pace.done, pace=pace
+                method_title(name), total=rounds, completed=pace.done, pace=pace
             )
 
     def __enter__(self) -> ProgressDisplay:
@@ -194,7 +194,7 @@ class ProgressDisplay:
 
 
 def _line(name: str, pace: Pace) -> str:
-    parts = [f"{METHODS[name].title} round {pace.done}/{pace.rounds}", pace.score(), pace.times()]
+    parts = [f"{method_title(name)} round {pace.done}/{pace.rounds}", pace.score(), pace.times()]
     return ", ".join(part for part in parts if part)
 
 

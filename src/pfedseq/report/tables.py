@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pfedseq.experiments.paper import data_set_title, published
 from pfedseq.learners.variants import VARIANTS
-from pfedseq.methods import METHODS
+from pfedseq.methods import METHODS, NEWER, PAPER, method_title
 from pfedseq.presets import preset_names, preset_summary
 from pfedseq.report.console import console
 from pfedseq.words import count, size
@@ -114,7 +114,7 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
         best_rounds = (row.best_on_validation, row.best_on_test_optimistic)
         cells = [_percent(value, several) for value in last]
         cells += ["–" if value is None else _percent(value, False) for value in best_rounds]
-        table.add_row(METHODS[row.method].title, *cells, style=style)
+        table.add_row(method_title(row.method), *cells, style=style)
     spread = "±: standard deviation over seeds, a spread, not the mean's error; " if several else ""
     _print(
         table,
@@ -128,7 +128,7 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
         table.add_column(heading, justify="right")
     for row, style in zip(rows, styles, strict=True):
         table.add_row(
-            METHODS[row.method].title,
+            method_title(row.method),
             "–" if row is rows[0] else _interval(row.difference),
             "–" if row is rows[0] else f"{row.wins}/{row.losses}",
             "–" if row.cost_ratio is None else f"{row.cost_ratio:.2f}",
@@ -139,7 +139,7 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
     others = "" if several else "; what another seed would change is not in it"
     _print(
         table,
-        f"Against {METHODS[rows[0].method].title}, client by client; cost and traffic of a round",
+        f"Against {method_title(rows[0].method)}, client by client; cost and traffic of a round",
         f"difference: mean over clients × seeds and its confidence interval{others}; cost: seconds "
         "relative to Local; bytes: all clients",
     )
@@ -184,7 +184,7 @@ def print_results(summary: RunSummary, folder: Path) -> None:
     best = max(row.client_mean for row in summary.methods.values())
     for name, row in summary.methods.items():
         table.add_row(
-            METHODS[name].title,
+            method_title(name),
             f"{100 * row.client_mean:.2f}",
             f"{100 * row.worst_client:.2f}",
             f"{100 * row.sample_weighted:.2f}",
@@ -222,7 +222,7 @@ def _print_harm(summary: RunSummary) -> None:
             than = other.title if other else "the mean adapter alone"
             more = len(clients) - MOST_CLIENT_ROWS
             console.print(
-                f"On validation {METHODS[method].title} does worse than {than} "
+                f"On validation {method_title(method)} does worse than {than} "
                 f"for {escape(shown)}{f' and {more} more' if more > 0 else ''}",
                 soft_wrap=True,
             )
@@ -239,14 +239,14 @@ def print_each_client(summary: RunSummary) -> None:
         caption.append("–: absent in the last round")
     if len(places) > MOST_CLIENT_ROWS:
         places = sorted(places, key=lambda place: columns[0].get(place, 1.0))[:MOST_CLIENT_ROWS]
-        title = METHODS[next(iter(methods))].title
+        title = method_title(next(iter(methods)))
         caption.append(f"the {MOST_CLIENT_ROWS} worst of {len(names)} clients with {title}")
     if len(methods) < len(summary.methods):
         caption.append(f"the first {len(methods)} methods")
     table = _table()
     table.add_column("client", overflow="fold", max_width=WIDEST_NAME)
     for name in methods:
-        table.add_column(METHODS[name].title, justify="right", no_wrap=True)
+        table.add_column(method_title(name), justify="right", no_wrap=True)
     for place in places:
         accuracies = (column.get(place) for column in columns)
         shown = ("–" if a is None else f"{100 * a:.2f}" for a in accuracies)
@@ -268,12 +268,20 @@ IN_A_COHORT = (
 
 def print_methods(verbose: bool) -> None:
     """Names, titles and one line each; with `verbose` every option and its default."""
-    table = Table(title="Methods", title_justify="left")
-    for heading in ("name", "title", "what it does"):
-        table.add_column(heading)
-    for name, method in METHODS.items():
-        table.add_row(name, method.title, method.summary)
-    console.print(table)
+    outside = [name for name in METHODS if name not in (*PAPER, *NEWER)]
+    groups = {"The paper's methods": PAPER, "Newer methods": NEWER, "Plug-ins": outside}
+    for heading, names in groups.items():
+        if names:
+            table = Table(title=heading, title_justify="left", min_width=80)
+            for column in ("name", "title", "what it does"):
+                table.add_column(column)
+            for name in names:
+                method, origin = METHODS[name], METHODS.origins.get(name)
+                where = f" (from {escape(origin.place)})" if origin else ""
+                table.add_row(name, method.title, escape(method.summary) + where)
+            console.print(table)
+    for problem in METHODS.broken.values():
+        console.print(f"Warning: {escape(problem)}", soft_wrap=True)
     for name, method in METHODS.items() if verbose else ():
         console.print(f"\n[bold]\\[methods.{name}][/bold]")
         for key, field in method.config.model_fields.items():
@@ -308,6 +316,8 @@ def print_datasets() -> None:
     for name, entry in DATA_SETS.items():
         table.add_row(name, entry.summary, entry.formats)
     console.print(table)
+    for problem in DATA_SETS.broken.values():
+        console.print(f"Warning: {escape(problem)}", soft_wrap=True)
 
 
 def print_presets() -> None:

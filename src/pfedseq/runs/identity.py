@@ -13,6 +13,7 @@ import torch
 from pfedseq.config import Config
 from pfedseq.data.record import data_record
 from pfedseq.learners.fused_mamba import fused_mamba
+from pfedseq.methods import METHODS
 
 if TYPE_CHECKING:
     from pfedseq.runs.world import World
@@ -21,6 +22,7 @@ MadeWith = Mapping[str, Any]
 """What a result depends on, by name: plain JSON values."""
 
 _WITHOUT_EFFECT = {
+    "plugins",  # the method's own is compared
     "run.name",
     "run.methods",
     "run.checkpoint_every",
@@ -74,6 +76,7 @@ def options_made_with(config: Config, method: str, device: torch.device) -> dict
         "version of torch": torch.__version__,
         "device": device.type,
         "kernel": "plain PyTorch" if kernel is None else kernel.variant,
+        **({"the method's code": origin.code} if (origin := METHODS.origins.get(method)) else {}),
         **{f"config key {key}": value for key, value in options.items()},
     }
     plain: dict[str, Any] = json.loads(json.dumps(values))  # as it comes back from a file

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pfedseq.config import load_config
-from pfedseq.methods import find_method
+from pfedseq.config import read_config
+from pfedseq.methods import METHODS
 from pfedseq.runs.folder import RunFolder
 from pfedseq.words import count, some
 from pfedseq.workloads.personal import PersonalModel
@@ -79,21 +79,21 @@ def model_card(personal: PersonalModel, base: str, facts: Mapping[str, str], fol
 def run_facts(run: RunFolder, personal: PersonalModel) -> dict[str, str]:
     """How a client's model came about and how good it is, in words."""
     about, adapter = personal.about, personal.model.adapter_config
-    config = load_config(run.config)
+    config = read_config(run.config)
     name, number = str(about["method"]), int(about["number"])
-    method = find_method(name)
+    known = METHODS.get(name)
     tuned = f"{adapter.kind} on {', '.join(adapter.targets)}"
     if adapter.kind != "ia3":
         tuned += f", rank {adapter.rank}, alpha {adapter.alpha:g}"
     facts = {
-        "method": f"{method.title}: {method.summary}",
+        "method": f"{known.title}: {known.summary}" if known else name,
         "adapter": f"{tuned}; backbone layers {', '.join(map(str, personal.model.layout.layers))}",
         "backbone": Path(personal.model.backbone.name).name
         if Path(personal.model.backbone.name).is_absolute()
         else personal.model.backbone.name,
         "rounds, seed": f"{config.run.rounds}, {config.run.seed}",
         "options": ", ".join(
-            f"{key} = {value}" for key, value in config.method_config(name).model_dump().items()
+            f"{key} = {value}" for key, value in config.methods.get(name, {}).items()
         ),
     }
     if (data := run.read_data()) is not None:

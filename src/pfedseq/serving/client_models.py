@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pfedseq.config import Config, load_config
+from pfedseq.config import Config, read_config
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.peft_folder import CONFIG_FILE
@@ -38,7 +38,7 @@ class ClientModels:
             return cls(path, method or read_about(path).get("method"), [_place(path)])
         folder = path
         if RunFolder(path).config.exists():
-            method = _method_of_run(path, load_config(RunFolder(path).config), method)
+            method = _method_of_run(path, read_config(RunFolder(path).config), method)
             folder = path / "adapters" / method
         found = [entry.parent for entry in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
         if not found:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
-from pfedseq.config import load_config
+from pfedseq.config import read_config
 from pfedseq.data.dataset import ImageSet
 from pfedseq.data.folder import open_folder
 from pfedseq.data.image_store import Report, silent
@@ -97,7 +97,7 @@ class OwnTestImages:
         folder = RunFolder(run)
         if not folder.config.exists():
             raise InputError(f"{run} is no run with test images of its own: name some with --data")
-        config = load_config(folder.config)
+        config = read_config(folder.config)
         self.data = load_data(config.data, config.run.seed)
         then = folder.read_data()
         if then is not None and (changed := difference(then, data_record(self.data))):

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from pfedseq.config import Config, load_config
+from pfedseq.config import Config, read_config
 from pfedseq.data.record import train_count
 from pfedseq.errors import InputError
 from pfedseq.experiments.statistics import MeanStd, paired_interval
-from pfedseq.methods import METHODS
+from pfedseq.methods import METHODS, method_title
 from pfedseq.report.page.origins import calibration_origins
 from pfedseq.runs.checkpoint import newest_server
 from pfedseq.runs.folder import RunFolder
@@ -79,7 +79,7 @@ def _find_runs(place: Path) -> list[Run]:
         data = folder.read_data()
         if data is None:
             continue
-        config = load_config(path)
+        config = read_config(path)
         for method, records in folder.by_method().items():
             if not evaluated(records):
                 continue
@@ -105,7 +105,7 @@ def _data_of(run: Run) -> str:
 
 def _board(name: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
     lines: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: (list(METHODS).index(run.method), run.label)):
+    for run in sorted(runs, key=lambda run: (_place(run.method), run.label)):
         lines.setdefault(run.label, []).append(run)
     first = runs[0]
     reference = "pfedseq" if "pfedseq" in lines else next(iter(lines))
@@ -136,10 +136,14 @@ def _origins(lines: Mapping[str, Sequence[Run]]) -> dict[str, Any] | None:
         return {"problem": str(problem)}
 
 
+def _place(method: str) -> int:
+    """Where a method stands among the lines; one that is not known here comes last."""
+    return [*METHODS, method].index(method)
+
+
 def _title(label: str) -> str:
     method = next((m for m in METHODS if label == m or label.startswith(f"{m}-")), label)
-    title = METHODS[method].title if method in METHODS else method
-    return title + label.removeprefix(method).replace("-", " ", 1)
+    return method_title(method) + label.removeprefix(method).replace("-", " ", 1)
 
 
 def _line(label: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:

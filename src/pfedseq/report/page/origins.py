@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pfedseq.config import load_config
+from pfedseq.config import read_config
 from pfedseq.data.record import train_count
 from pfedseq.errors import InputError
 from pfedseq.federation import Setup
@@ -27,7 +27,7 @@ def calibration_origins(folder: RunFolder) -> dict[str, Any] | None:
         return None
     checkpoint, memory = newest
     t = checkpoint.round
-    config, data = load_config(folder.config), folder.read_data()
+    config, data = read_config(folder.config), folder.read_data()
     assert data is not None  # a run writes down its data before its first round
     nothing = Params(torch.zeros(memory["adapters"].shape[1:]), torch.zeros(1))
     counts = tuple(train_count(client) for client in data["clients"])
