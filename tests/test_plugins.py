@@ -15,10 +15,21 @@ from pfedseq.data.registry import DATA_SETS
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS, chosen, find_method, method_title
 from pfedseq.plugins import Registry, load_file
-from tests.cli.test_run import QUICK
 
 EXAMPLE = Path(__file__).parents[1] / "examples/plugin"
 DAMPED = EXAMPLE / "pfedseq_example/damped.py"
+QUICK = """
+[run]
+methods = ["damped"]
+rounds = 2
+[data]
+name = "digits"
+num_clients = 3
+max_images_per_client = 24
+[training]
+lr = 0.05
+batch_size = 8
+"""
 
 
 @pytest.fixture
@@ -57,7 +68,7 @@ def command(monkeypatch, capsys):
 @pytest.fixture
 def quick(tmp_path):
     path = tmp_path / "quick.toml"
-    path.write_text(QUICK.replace('["pfedseq", "local"]', '["damped"]').replace("= 4", "= 2"))
+    path.write_text(QUICK)
     return path
 
 
@@ -121,7 +132,7 @@ def test_what_is_missing_or_changed_is_said_in_a_sentence(forget, command, quick
 
 
 def test_a_config_names_its_plugin_from_its_own_folder(forget, mine, tmp_path, monkeypatch):
-    text = 'plugins = ["own/damped.py"]\n' + QUICK.replace('["pfedseq", "local"]', '["damped"]')
+    text = 'plugins = ["own/damped.py"]\n' + QUICK
     (tmp_path / "mine.toml").write_text(text)
     monkeypatch.chdir("/")
     config = load_config(tmp_path / "mine.toml")
@@ -230,6 +241,7 @@ def test_a_broken_package_is_named_and_spoils_nothing(
     assert said in text
 
 
+@pytest.mark.slow
 def test_the_example_package_is_small_installs_and_runs(tmp_path):
     for file in EXAMPLE.rglob("*.py"):
         assert len(file.read_text().splitlines()) < 60, file
