@@ -139,8 +139,8 @@ class Registry(MutableMapping[str, Thing]):
                     self.register(thing)
             except Exception as problem:  # whatever a stranger's code does, ours must still run
                 self.broken[entry.name] = (
-                    f"the {self.noun} {entry.name!r} of the installed package {origin.place} cannot be "
-                    f"used: {_told(problem)}"
+                    f"the {self.noun} {entry.name!r} of the installed package {origin.place} "
+                    f"cannot be used: {_told(problem)}"
                 )
 
 
