@@ -342,6 +342,8 @@ class Server(ABC):
         self.config, self.setup = config, setup
         self.figures: Mapping[str, Sequence[float]] = {}
         """What the server measured in the last round, for the log: names and numbers by layer."""
+        self.notes: Sequence[str] = ()
+        """What a person should know before round 1, in sentences."""
         self.silent_rounds = torch.zeros(setup.num_clients, dtype=torch.int64)
         """By place, the rounds since its client was last heard of."""
 

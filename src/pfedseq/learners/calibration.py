@@ -8,20 +8,23 @@ it: docs/explanation/learner.md.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pfedseq.base_config import BaseConfig
 from pfedseq.federation import Setup
+from pfedseq.learners.history import History
 from pfedseq.learners.linear import LinearLearner
 from pfedseq.learners.lstm import LSTMLearner
 from pfedseq.learners.mamba import MambaLearner
 from pfedseq.learners.mlp import MLPLearner
+from pfedseq.learners.pooled import PooledLearner
 from pfedseq.learners.resizing import Move
-from pfedseq.seeding import seeded
+from pfedseq.learners.running_sums import Past, RunningSums
+from pfedseq.seeding import seeded, torch_generator
 
 SMALLEST_SCALE = 1e-12
 """Keeps a row of zeros (every client absent or converged) from dividing by zero."""
@@ -29,6 +32,14 @@ SMALLEST_SCALE = 1e-12
 
 ADAM_EPSILON = 1e-16
 """Far below ψ's gradients, which are products of two updates: 1e-8 would freeze most of ψ."""
+
+
+DENSE_UP_TO = 100
+"""Clients up to which `mixing = "auto"` is Appendix A's network; its work grows with N²."""
+FEWEST_ROWS = 256
+"""Rows of a layer that `row_share = "auto"` trains on at least."""
+
+Mixing = Literal["dense", "pooled"]
 
 
 class LearnerConfig(BaseConfig):
@@ -41,6 +52,17 @@ class LearnerConfig(BaseConfig):
         "mamba",
         description="the sequence model; lstm and mlp are variants E and D of Table 3, linear a "
         "matrix over the window's sum",
+    )
+    mixing: Literal["auto", "dense", "pooled"] = Field(
+        "auto",
+        description="how clients are mixed: dense, Appendix A's network over all clients; pooled, "
+        "one small network for every client that reads its own past and the mean of all; auto is "
+        f"dense up to {DENSE_UP_TO} clients at the start of a run",
+    )
+    row_share: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = Field(
+        "auto",
+        description="share of the D adapter parameters, drawn anew each round, on which the "
+        f"learner is trained; paper: 1; auto: 1 up to {DENSE_UP_TO} clients, then fewer",
     )
     state_dim: int = Field(16, ge=1, description="M, Mamba's states; paper: 16 of {4, 8, 16, 32}")
     num_blocks: int = Field(2, ge=1, description="Mamba blocks or LSTM layers; paper: 2")
@@ -85,6 +107,46 @@ class LearnerConfig(BaseConfig):
         True, description="start the out-projections at zero, so that ξ starts as the residual"
     )
 
+    @model_validator(mode="after")
+    def _pooled_is_a_signed_block(self) -> Self:
+        if self.mixing == "pooled" and not self._can_be_pooled:
+            raise ValueError(
+                'mixing = "pooled" has an architecture of its own: it goes with architecture = '
+                '"mamba", signed = true and any ablation but "no_cross_client"; use mixing = '
+                '"dense" with others'
+            )
+        return self
+
+    @property
+    def _can_be_pooled(self) -> bool:
+        return self.architecture == "mamba" and self.signed and self.mixes_clients
+
+    def mixing_of(self, num_clients: int) -> Mixing:
+        """What `mixing` means for so many clients."""
+        if self.mixing != "auto":
+            return self.mixing
+        return "pooled" if num_clients > DENSE_UP_TO and self._can_be_pooled else "dense"
+
+    def num_rows(self, dim: int, num_clients: int) -> int:
+        """R, of D, on which the learner is trained.
+
+        The automatic share keeps rows times clients at what they are for the most clients that are
+        trained on all rows.
+        """
+        if self.row_share != "auto":
+            return max(1, round(self.row_share * dim))
+        share = min(1.0, DENSE_UP_TO / num_clients)
+        return min(dim, max(FEWEST_ROWS, round(share * dim)))
+
+    def training_rows(self, setup: Setup, t: int) -> Tensor | None:
+        """The rows (R,) that Eq. (5) of round t is computed on; None: all D."""
+        dim = setup.initial.adapter.shape[1]
+        rows = self.num_rows(dim, setup.num_clients)
+        if rows == dim:
+            return None
+        drawn = torch.randperm(dim, generator=torch_generator(setup.seed, "learner rows", t))
+        return drawn[:rows].sort().values.to(setup.initial.adapter.device)
+
     @property
     def window_length(self) -> int:
         """L, or 1 in variant B."""
@@ -104,17 +166,41 @@ class LearnerConfig(BaseConfig):
 class CalibrationLearner(nn.Module):
     """SeqLearner(·; ψ) of Eq. (2): one sequence model per backbone layer, D its batch."""
 
-    def __init__(self, config: LearnerConfig, setup: Setup) -> None:
+    def __init__(self, config: LearnerConfig, setup: Setup, mixing: Mixing | None = None) -> None:
         super().__init__()
         self.config = config
+        self.mixing = mixing or config.mixing_of(setup.num_clients)
+        """Of the number of clients at the start: it does not change with those that come."""
+        self.model: SequenceModel | PooledLearner
+        layers, zero = len(setup.initial.adapter), config.zero_projections
         with seeded(setup.seed, "learner"):
-            self.model = _sequence_model(
-                config,
-                num_layers=len(setup.initial.adapter),
-                num_clients=setup.num_clients if config.mixes_clients else 1,
-                width=setup.width if config.mixes_clients else 1,
-            )
+            if self.mixing == "pooled":
+                sums = len(RunningSums(config.window_length).times)
+                self.model = PooledLearner(layers, sums, zero_projections=zero)
+            else:
+                self.model = _sequence_model(
+                    config,
+                    num_layers=layers,
+                    num_clients=setup.num_clients if config.mixes_clients else 1,
+                    width=setup.width if config.mixes_clients else 1,
+                )
         self.to(setup.initial.adapter.device)
+
+    def empty_history(self) -> History | RunningSums:
+        """What it reads, before the first round."""
+        kind = RunningSums if self.mixing == "pooled" else History
+        return kind(self.config.window_length)
+
+    def notes(self, setup: Setup) -> list[str]:
+        """What a person should know of it where it is not the paper's."""
+        dim, clients = setup.initial.adapter.shape[1], setup.num_clients
+        rows = self.config.num_rows(dim, clients)
+        share = [f"the learner is trained on {rows:,} of {dim:,} rows, drawn anew each round"]
+        pooled = [
+            f'mixing = "pooled" for {clients:,} clients: one small network for all reads running '
+            "sums of each client's updates and of their mean"
+        ]
+        return pooled * (self.mixing == "pooled") + share * (rows < dim)
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Adam for ψ, with the forgetting as its decoupled weight decay."""
@@ -136,9 +222,10 @@ class CalibrationLearner(nn.Module):
         `resizing`. With Adam's memory of the gradients' sizes at zero so late in a run, what is new
         would move six times faster than all else: it gets the mean of the others' sizes.
         """
-        if not self.config.mixes_clients:
+        if not self.config.mixes_clients or isinstance(self.model, PooledLearner):
             return self, optimizer  # what was learnt is everybody's
-        learner = CalibrationLearner(self.config, setup)
+        learner = CalibrationLearner(self.config, setup, self.mixing)
+        assert not isinstance(learner.model, PooledLearner)
         memory, axes = learner.optimizer(), self.model.axes()
         move = Move(self.model.sizes(), learner.model.sizes(), kept)
         olds, outputs = dict(self.model.named_parameters()), learner.model.output_weights()
@@ -156,7 +243,19 @@ class CalibrationLearner(nn.Module):
             learner.model.keep_norms(self.model.num_clients)
         return learner, memory
 
-    def forward(self, window: Tensor, known: Tensor | None = None) -> Tensor:
+    def forward(self, past: Tensor | Past, known: Tensor | None = None) -> Tensor:
+        """ξ (N, K, D) from what the history has as `inputs`."""
+        if isinstance(past, Past):
+            return self._from_sums(past)
+        return self._from_window(past, known)
+
+    def _from_sums(self, past: Past) -> Tensor:
+        """ξ (N, K, D) from everyone's running sums."""
+        rms = past.rms if self.config.scale == "row" else torch.ones_like(past.rms)
+        outputs: Tensor = self.model(past, rms.clamp_min(SMALLEST_SCALE), self.config.gain * rms)
+        return outputs + past.sums[0] if self.config.residual == "newest" else outputs
+
+    def _from_window(self, window: Tensor, known: Tensor | None) -> Tensor:
         """ξ (N, K, D) from Δ's window (K, D, L', N).
 
         Only `known` clients (N,) count in the scale of the rows: of others the window holds no
@@ -179,9 +278,12 @@ class CalibrationLearner(nn.Module):
         return outputs.reshape(layers, dim, clients).permute(2, 0, 1)
 
 
+SequenceModel = MambaLearner | LSTMLearner | MLPLearner | LinearLearner
+
+
 def _sequence_model(
     config: LearnerConfig, num_layers: int, num_clients: int, width: int
-) -> MambaLearner | LSTMLearner | MLPLearner | LinearLearner:
+) -> SequenceModel:
     """K sequence models as one module: (K, D, L, N) in, (K, D, N) out; hidden for `width`."""
     zero = config.zero_projections
     match config.architecture:

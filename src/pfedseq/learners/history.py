@@ -58,6 +58,12 @@ class History:
         """All rounds kept, oldest first: (K, D, L', N) with L' ≤ L, a view of (L', N, K, D)."""
         return torch.stack(tuple(self._rounds)).permute(2, 3, 0, 1)
 
+    def inputs(self, rows: Tensor | None = None) -> Tensor:
+        """What the learner reads: the window, of all D rows or of `rows` (R,) alone."""
+        if rows is None:
+            return self.window()
+        return torch.stack([deltas[..., rows] for deltas in self._rounds]).permute(2, 3, 0, 1)
+
     def state_dict(self) -> dict[str, Tensor]:
         """The rounds by age, for a checkpoint."""
         return {str(age): deltas for age, deltas in enumerate(self._rounds)}

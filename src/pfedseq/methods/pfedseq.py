@@ -28,7 +28,7 @@ from pfedseq.federation import (
     Tensors,
 )
 from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
-from pfedseq.learners.history import Gap, History, fill_gaps
+from pfedseq.learners.history import Gap, fill_gaps
 from pfedseq.methods.parts.own_head import OwnHeadClient
 from pfedseq.optim import step_along
 from pfedseq.params import weighted_mean
@@ -67,8 +67,9 @@ class PFedSeqServer(Server):
         super().__init__(config, setup)
         self.adapters = setup.initial.adapter.expand(setup.num_clients, -1, -1)  # θ_i (N, K, D)
         self.shared = setup.initial.adapter  # the mean adapter (K, D)
-        self.history = History(config.window_length)
         self.learner = CalibrationLearner(config, setup)
+        self.history = self.learner.empty_history()
+        self.notes = self.learner.notes(setup)
         self.optimizer = self.learner.optimizer()
 
     def payload(self, i: int) -> Tensors:
@@ -83,15 +84,15 @@ class PFedSeqServer(Server):
         """Train the learner on Δ^t, aggregate, and generate the next personal adapters."""
         deltas, present = self.setup.stack(replies, "delta")  # Δ^t (N, K, D)
         if self.history and self.config.ablation != "frozen":  # empty at t = 1
-            window = self.history.window()  # Δ^{max(1, t−L) : t−1}, which made ξ^{t−1}
-            calibrations = self.learner(window, self.history.known())
-            step_along(self.optimizer, calibrations, deltas)  # Eq. (5)
+            rows = self.config.training_rows(self.setup, t)
+            past = self.history.inputs(rows)  # Δ^{max(1, t−L) : t−1}, which made ξ^{t−1}
+            calibrations = self.learner(past, self.history.known())
+            step_along(self.optimizer, calibrations, _of_rows(deltas, rows))  # Eq. (5)
         gaps = self.config.history_gap
         self.history.append(fill_gaps(deltas, present, self.history.newest(), gaps))
-        updated = self.adapters + deltas  # θ̃_i
-        self.shared = self.setup.aggregate(updated, present)  # Eq. (1)
-        self.adapters = self.shared.expand_as(updated)  # t ≤ W
-        calibrations = torch.zeros_like(updated)
+        self.shared = self.setup.aggregate(self.adapters + deltas, present)  # θ̃_i, Eq. (1)
+        self.adapters = self.shared.expand_as(deltas)  # t ≤ W
+        calibrations = torch.zeros_like(self.shared).expand_as(deltas)
         if t > self.config.warmup_rounds:
             calibrations = self._calibrations()
             self.adapters = self._base() + calibrations  # Eq. (3)
@@ -113,12 +114,14 @@ class PFedSeqServer(Server):
     def _calibrations(self) -> Tensor:
         """ξ^t (N, K, D), Eqs. (2) and (6); of it one part alone in two of the ablations."""
         known = self.history.known()
-        calibrations: Tensor = self.learner(self.history.window(), known)
+        calibrations: Tensor = self.learner(self.history.inputs(), known)
         match self.config.ablation:
             case "common":
                 calibrations = self._common(calibrations).expand_as(calibrations)
             case "personal":
                 calibrations = calibrations - self._common(calibrations)
+        if known.all():
+            return calibrations
         return torch.where(known[:, None, None], calibrations, 0.0)  # who is new gets the mean
 
     def _common(self, calibrations: Tensor) -> Tensor:
@@ -128,14 +131,23 @@ class PFedSeqServer(Server):
     def _sizes(self, deltas: Tensor, calibrations: Tensor) -> dict[str, list[float]]:
         """The RMS of Δ, of ξ and its two parts, and of the way from θ^0, in each layer."""
         common = self._common(calibrations)
-        of = {
-            "delta_rms": deltas,
-            "calibration_rms": calibrations,
-            "common_rms": common.unsqueeze(0),
-            "personal_rms": calibrations - common,
-            "distance_rms": (self.shared - self.setup.initial.adapter).unsqueeze(0),
+        of = {  # (N, D) or (D,) of each layer in turn: nothing of the size of (N, K, D) is made
+            "delta_rms": deltas.unbind(1),
+            "calibration_rms": calibrations.unbind(1),
+            "common_rms": common.unbind(),
+            "personal_rms": (x - c for x, c in zip(calibrations.unbind(1), common, strict=True)),
+            "distance_rms": (self.shared - self.setup.initial.adapter).unbind(),
         }
-        return {name: x.square().mean((0, 2)).sqrt().tolist() for name, x in of.items()}
+        return {name: [float(_rms(x)) for x in layers] for name, layers in of.items()}
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.square().mean().sqrt()
+
+
+def _of_rows(deltas: Tensor, rows: Tensor | None) -> Tensor:
+    """Δ^t of the drawn rows, times D/R: on average the sum of Eq. (5) is that over all rows."""
+    return deltas if rows is None else deltas[..., rows] * (deltas.shape[-1] / len(rows))
 
 
 METHOD = Method(

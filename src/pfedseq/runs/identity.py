@@ -44,6 +44,8 @@ _AS_BEFORE = {
     "federation.payload": "float32",
     "model.precision": "float32",
     "data.scanner_turn": 40.0,
+    "methods.pfedseq.mixing": "auto",
+    "methods.pfedseq.row_share": "auto",
 }
 """Options with which a run is what it was before there were such options."""
 

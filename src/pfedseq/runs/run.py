@@ -141,6 +141,8 @@ def run_method(
     server, clients = world.start(name, checkpoints.states, places)
     done = checkpoints.load(server, world.device, tell)
     folder.keep_records(name, done)
+    for note in server.notes:
+        tell(f"{name}: {note}")
 
     def after_round(outcome: RoundOutcome) -> None:
         names = world.names  # a federation's sites become more

@@ -39,8 +39,13 @@ def calibration_origins(folder: RunFolder) -> dict[str, Any] | None:
         raise InputError(
             f"the checkpoint of {folder.path} is of another kind ({problem})"
         ) from None
-    known = server.history.known()
-    found = attribute(lambda window: server.learner(window, known), server.history.window())
+    known, window = server.history.known(), server.history.inputs()
+    if not isinstance(window, torch.Tensor):
+        raise InputError(
+            'with mixing = "pooled" a calibration is made of sums over all rounds, so that it '
+            'cannot be told of which round or client it came; set mixing = "dense" for that'
+        )
+    found = attribute(lambda window: server.learner(window, known), window)
     length = found.parts.shape[-1]
     return {
         "round": t,
