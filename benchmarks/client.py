@@ -30,12 +30,13 @@ from peft import inject_adapter_in_model
 from torch import nn
 
 from pfedseq.data.dataset import ClientData, ImageSet
+from pfedseq.federation import MethodConfig
+from pfedseq.methods.local import LocalClient
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import peft_config
 from pfedseq.model.backbone import Backbone, load_backbone
 from pfedseq.model.task import EVALUATION_BATCH, ExampleSite
-from pfedseq.optim import local_sgd
 from pfedseq.workloads.images.source import ImageSource
 
 LR, CLASSES = 0.01, 100
@@ -76,8 +77,9 @@ def client(backbone: Backbone, case: Case) -> tuple[Contender, ExampleSite]:
     everything = np.arange(count)
     split = ClientData("0", everything, everything[:0], everything)
     site = ExampleSite(0, model, source, split, case.batch_size, seed=0)
+    options = MethodConfig(lr=LR)
     return Contender(
-        lambda: local_sgd(site.task(1, "train"), model.initial, LR, epochs=1),
+        lambda: LocalClient(options, site.task(1, "train"), {}).fit(model.initial),
         lambda: site.task(1, "evaluate").score(model.initial, "test"),
     ), site
 

@@ -31,7 +31,8 @@ NAMES = {
         *("Clients", "Score", "Hello"),
     ),
     "pfedseq.params": ("Params", "weighted_mean"),
-    "pfedseq.optim": ("local_sgd", "step_along"),
+    "pfedseq.training.optimizer": ("LocalOptimizer",),
+    "pfedseq.optim": ("step_along",),
 }
 """Modules and the names of theirs that the API reference shows."""
 

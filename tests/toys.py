@@ -23,8 +23,10 @@ from pfedseq.federation import (
     Server,
     Setup,
     Split,
+    Task,
     Tensors,
 )
+from pfedseq.methods.local import LocalClient
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 
@@ -176,6 +178,11 @@ class ScatteredSite:
         purpose = "personal" if step in ("evaluate", "export") else step
         order = torch_generator(0, "batches", self.client, t, purpose)
         return ScatteredTask(self.center, self.num_examples, order=order, saved=self.saved)
+
+
+def trained(task: Task, phi: Params, **options: Any) -> Params:
+    """φ after a client's plain local training with these options."""
+    return LocalClient(MethodConfig(**options), task, {}).fit(phi)
 
 
 def quadratic_federation(

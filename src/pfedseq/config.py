@@ -18,13 +18,14 @@ from pfedseq.data.config import DataConfig
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.engines.privacy import PrivacyConfig
 from pfedseq.errors import InputError
-from pfedseq.federation import LocalTraining, MethodConfig
+from pfedseq.federation import MethodConfig
 from pfedseq.methods import METHODS, find_method
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.normalisation import NAMED
 from pfedseq.plugins import load_file
 from pfedseq.presets import find_config, is_preset
 from pfedseq.relative_paths import write_out_paths
+from pfedseq.training.config import LocalTraining
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -98,17 +99,6 @@ class TrainingConfig(LocalTraining):
         description="how many of its training examples a client draws for a round, for short "
         "rounds on much data; default and paper: all",
     )
-    head_lr: float | None = Field(
-        None,
-        gt=0,
-        description="rate of the heads where `lr` is that of the adapters; a method with an `lr` "
-        "of its own keeps their ratio; default and paper: as `lr`",
-    )
-
-    @property
-    def head_rate(self) -> float:
-        """The heads' rate as a multiple of the adapters'."""
-        return 1.0 if self.head_lr is None else self.head_lr / self.lr
 
 
 class EngineConfig(BaseConfig):
@@ -238,8 +228,11 @@ class Config(BaseConfig):
         """The options of one method: [training]'s, overridden by [methods.NAME]'s."""
         method = find_method(name)
         common = self.training.model_dump(include=set(LocalTraining.model_fields))
-        given = common | self.methods.get(name, {})
-        return _validated(method.config, given, f"methods.{name}.")
+        own, where = self.methods.get(name, {}), f"methods.{name}."
+        if common["head_lr"] is not None and "lr" in own and "head_lr" not in own:
+            lr = _validated(method.config, {**common, **own, "head_lr": None}, where).lr
+            common["head_lr"] = self.training.rates(lr)[1]  # the ratio of [training]
+        return _validated(method.config, common | own, where)
 
     def advice(self) -> list[str]:
         """Sentences about what is allowed but hardly meant."""
@@ -251,7 +244,10 @@ class Config(BaseConfig):
         for name in self.methods:
             find_method(name)
         spelt = {
-            name: self.method_config(name).model_dump(exclude_none=True)  # TOML has no null
+            name: self.method_config(name).model_dump(
+                exclude_none=True,  # TOML has no null
+                exclude=set() if "head_lr" in self.methods.get(name, {}) else {"head_lr"},
+            )  # a ratio that [training] sets holds for every lr that is set later, too
             for name in self.run.methods
         }
         return self.model_copy(update={"methods": self.methods | spelt})

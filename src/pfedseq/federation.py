@@ -15,17 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from pfedseq.base_config import BaseConfig
 from pfedseq.errors import InputError
 from pfedseq.params import Params, trimmed_mean, weighted_mean
+from pfedseq.params import Part as Part
+from pfedseq.training.config import LocalTraining
+from pfedseq.training.optimizer import LocalOptimizer
 
 Tensors = dict[str, Tensor]
 Batch = Tensor
 """What `Task.batches` yields and `Task.grad` understands: indices of training examples."""
-Part = Literal["both", "adapter", "head"]
 Aggregation = Literal["mean", "median", "trimmed_mean"]
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -273,6 +273,24 @@ class Client(ABC):
     def __init__(self, config: Any, task: Task, state: Tensors) -> None:
         self.config, self.task, self.state = config, task, state
 
+    def fit(self, phi: Params, epochs: int | None = None, part: Part = "both") -> Params:
+        """φ after the round's passes over the training data, of which `part` alone moves.
+
+        A method whose step is more than the gradient of the loss makes the loop itself, with an
+        `optimizer` for each model that it trains.
+        """
+        optimizer = self.optimizer()
+        for batch in self.task.batches(self.config.local_epochs if epochs is None else epochs):
+            phi = optimizer.step(phi, self.task.grad(phi, batch, part), part)
+        return phi
+
+    def optimizer(self, model: str = "model", *, same_rate: bool = False) -> LocalOptimizer:
+        """What steps one of the client's models through this round.
+
+        A client that trains several names them. `same_rate`: heads at the adapters' rate.
+        """
+        return LocalOptimizer(self.config, same_rate=same_rate)
+
     def hello(self, down: Tensors) -> Reply:
         """Say what the server may know before round 1; see `Hello`."""
         return self.task.hello().reply()
@@ -381,13 +399,6 @@ class Server(ABC):
     def expected(self, step: str) -> Tensors:
         """Tensors of the names, shapes and types that a reply to `step` must have."""
         return {key: self.setup.like(key) for key in self.takes} if step == "train" else {}
-
-
-class LocalTraining(BaseConfig):
-    """How a client trains: [training] says it for all methods, [methods.NAME] for one."""
-
-    lr: float = Field(0.005, gt=0, description="η, rate of local SGD; paper: 0.005, Omniglot 0.05")
-    local_epochs: int = Field(1, ge=1, description="passes over the local data a round; paper: 1")
 
 
 class MethodConfig(LocalTraining):

@@ -1,17 +1,7 @@
-"""The two optimisation steps that methods share: local SGD at a client, and a hypernetwork step."""
+"""The step of a hypernetwork at the server, which several methods share."""
 
 import torch
 from torch import Tensor
-
-from pfedseq.federation import Part, Task
-from pfedseq.params import Params
-
-
-def local_sgd(task: Task, phi: Params, lr: float, epochs: int, part: Part = "both") -> Params:
-    """φ ← φ − lr · ∇L(φ; batch) over `epochs` passes; `part` alone moves."""
-    for batch in task.batches(epochs):
-        phi = phi.descend(task.grad(phi, batch, part), lr)
-    return phi
 
 
 def step_along(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Part = Literal["both", "adapter", "head"]
+"""Of φ."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,18 @@ class Params:
 
     __rmul__ = __mul__
 
-    def descend(self, gradient: Params, lr: float) -> Params:
-        """φ − lr · gradient, rounded once as `torch.optim.SGD` does."""
+    def descend(self, gradient: Params, lr: float, head_lr: float | None = None) -> Params:
+        """φ − lr · gradient, ω at `head_lr` if given; rounded once as `torch.optim.SGD` does."""
         return Params(
             torch.sub(self.adapter, gradient.adapter, alpha=lr),
-            torch.sub(self.head, gradient.head, alpha=lr),
+            torch.sub(self.head, gradient.head, alpha=lr if head_lr is None else head_lr),
+        )
+
+    def taking(self, other: Params, part: Part) -> Params:
+        """This φ with `part` of another."""
+        return Params(
+            self.adapter if part == "head" else other.adapter,
+            self.head if part == "adapter" else other.head,
         )
 
     def flat(self) -> Tensor:

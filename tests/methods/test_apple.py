@@ -84,7 +84,7 @@ def test_two_rounds_by_hand():
 )
 def test_the_pull_to_the_prior_fades_within_its_share_of_the_rounds(schedule, expected):
     """T = 40, L = 4: λ(0), …, λ(3) as given, then 0; the message carries λ(r) μ."""
-    config = AppleConfig(schedule=schedule, prior_weight=0.2)
+    config = AppleConfig(prior_schedule=schedule, prior_weight=0.2)
     server = AppleServer(config, Setup(CENTERS[0], SIZES, num_rounds=40, seed=0))
     client = METHODS["apple"].client
     pulls = []

@@ -15,7 +15,7 @@ from pfedseq.params import Params
 from tests.toys import QuadraticTask, make_setup, random_centers
 
 CENTER, START, ELSEWHERE = random_centers(3)
-RATES = {"lr": 0.1, "proximal_weight": 3.0, "inner_lr": 0.2, "weight_decay": 0.5}
+RATES = {"lr": 0.1, "proximal_weight": 3.0, "inner_lr": 0.2, "inner_decay": 0.5}
 
 
 def train(num_batches: int, **options) -> tuple[Params, Params]:

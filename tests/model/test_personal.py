@@ -279,16 +279,3 @@ def test_reading_tells_layers_and_targets_from_the_weights(saved):
     assert read.adapter.layers == (0, 1, 2, 3)
     assert read.adapter.targets == ("query", "value")
     assert read.base == "demo"
-
-
-def test_a_head_with_a_rate_of_its_own_is_saved_as_the_layer_it_is(backbone, tmp_path):
-    model = AdaptedModel(backbone, AdapterConfig(), len(NAMES), seed=0, head_rate=0.1)
-    phi = some_phi(model)
-    save_personal_model(tmp_path, model, phi, NAMES)
-    again, on_shared = PersonalModel.load(tmp_path), PersonalModel.load(tmp_path, model)
-    pixels = torch.rand(3, 3, backbone.image_size, backbone.image_size)
-    wanted = PersonalModel(model, phi, NAMES).logits(pixels)
-    assert again.model.head_unit == 1
-    torch.testing.assert_close(again.logits(pixels), wanted)
-    assert on_shared.model is model
-    torch.testing.assert_close(on_shared.phi.head, phi.head)

@@ -15,12 +15,12 @@ from pfedseq.config import make_config
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.optim import local_sgd
 from pfedseq.params import Params
 from pfedseq.runs.run import run
 from pfedseq.runs.world import World
 from pfedseq.workloads.text.source import load_text_encoder
 from tests.every_method import OPTIONS, every_method
+from tests.toys import trained
 
 WORDS = {"sport": "goal match team ball", "food": "bread soup cheese salt", "sky": "star moon rain"}
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "so", *" ".join(WORDS.values()).split()]
@@ -103,7 +103,7 @@ def test_every_method_runs_on_texts(name, notes, tmp_path):
 def test_training_learns_the_words(notes):
     """Each class has words of its own: nearly all are told apart, where guessing gets a third."""
     task = World.build(make_config(values(notes))).sites[0].task(1, "train")
-    phi = local_sgd(task, task.initial, lr=0.1, epochs=20)
+    phi = trained(task, task.initial, lr=0.1, local_epochs=20)
     assert task.score(phi, "test").accuracy > 0.9
 
 

@@ -35,7 +35,7 @@ class AppleConfig(MethodConfig):
     prior_share: float = Field(
         0.1, gt=0, le=1, description="L / T, share of the rounds with that pull; authors: 0.1"
     )
-    schedule: Literal["exponential", "cosine"] = Field(
+    prior_schedule: Literal["exponential", "cosine"] = Field(
         "exponential", description="how λ(r) falls from 1 within L rounds; authors: exponential"
     )
 
@@ -44,7 +44,7 @@ class AppleConfig(MethodConfig):
         progress = finished_rounds / (self.prior_share * num_rounds)  # r / L
         if progress >= 1:
             return 0.0
-        if self.schedule == "cosine":
+        if self.prior_schedule == "cosine":
             return (math.cos(math.pi * progress) + 1) / 2
         return float(0.001**progress)
 
@@ -93,14 +93,16 @@ class AppleClient(Client):
     def train(self, down: Tensors) -> Reply:
         """One gradient g of L(Σ_j p_ij c_j) for both: c_i ← c_i − N η p_ii g, and p_i."""
         cores, relations, i = all_cores(down), self.relations(down), int(down["index"])
-        prior, pull, initial = down["prior"], down["prior_pull"], self.task.initial
+        prior, pull, unflat = down["prior"], down["prior_pull"], self.task.initial.unflat
+        optimizer, core = self.optimizer(), unflat(cores[i])
         for batch in self.task.batches(self.config.local_epochs):
-            g = self.task.grad(initial.unflat(relations @ cores), batch).flat()  # (K·D + H,)
-            slope = cores @ g + 2 * pull * (relations - prior)  # ⟨g, c_j⟩ + 2 λ(r) μ (p_ij − p⁰_j)
-            cores[i].sub_(g, alpha=len(cores) * self.config.lr * float(relations[i]))
+            g = self.task.grad(unflat(relations @ cores), batch)
+            slope = cores @ g.flat()  # ⟨g, c_j⟩ (N,)
+            slope = slope + 2 * pull * (relations - prior)  # + 2 λ(r) μ (p_ij − p⁰_j)
+            core = optimizer.step(core, g, scale=len(cores) * float(relations[i]))
+            cores[i] = core.flat()
             relations = relations - self.config.relation_lr * slope
         self.state["relations"] = relations
-        core = initial.unflat(cores[i])
         return Reply(core.tensors())
 
     def personal(self, down: Tensors) -> Params:

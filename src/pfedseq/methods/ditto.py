@@ -33,12 +33,12 @@ class DittoClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """v_i ← v_i − η (∇L(v_i; B) + λ (v_i − w)) and w_i ← w_i − η ∇L(w_i; B) from w."""
-        lr, pull = self.config.lr, self.pull()
+        mine, ours, pull = self.optimizer("own"), self.optimizer("shared"), self.pull()
         received = shared = Params.of(down)
         own = self.personal(down)
         for batch in self.task.batches(self.config.local_epochs):
-            own = own.descend(self.task.grad(own, batch) + pull * (own - received), lr)
-            shared = shared.descend(self.task.grad(shared, batch), lr)
+            own = mine.step(own, self.task.grad(own, batch) + pull * (own - received))
+            shared = ours.step(shared, self.task.grad(shared, batch))
         self.state.update(own.tensors())
         return Reply(shared.tensors())
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from pfedseq.federation import Client, Clients, Method, MethodConfig, Part, Reply, Setup, Tensors
 from pfedseq.methods.fedavg import FedAvgServer
-from pfedseq.optim import local_sgd
 from pfedseq.params import Params
 
 RECENT_PASSES = 10
@@ -79,7 +78,7 @@ class FedALAClient(Client):
         """w_i ← SGD(ŵ_i; D_i)."""
         if down:
             self.receive(down)
-        phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
+        phi = self.fit(self.personal(down))
         self.state["model"] = phi.flat()
         return Reply(phi.tensors())
 

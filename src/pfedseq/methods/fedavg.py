@@ -20,7 +20,6 @@ from pfedseq.federation import (
     Setup,
     Tensors,
 )
-from pfedseq.optim import local_sgd
 from pfedseq.params import Params
 
 
@@ -57,7 +56,7 @@ class FedAvgClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """φ_i ← SGD(φ; D_i)."""
-        phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
+        phi = self.fit(self.personal(down))
         return Reply(phi.tensors())
 
     def personal(self, down: Tensors) -> Params:

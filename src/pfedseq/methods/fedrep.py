@@ -22,7 +22,6 @@ from pfedseq.federation import (
     Setup,
     Tensors,
 )
-from pfedseq.optim import local_sgd
 from pfedseq.params import Params
 
 
@@ -59,9 +58,8 @@ class FedRepClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """ω_i ← SGD over ω; then θ_i ← SGD over θ from the shared θ."""
-        phi, lr = self.personal(down), self.config.lr
-        phi = local_sgd(self.task, phi, lr, self.config.head_epochs, part="head")
-        phi = local_sgd(self.task, phi, lr, self.config.local_epochs, part="adapter")
+        phi = self.fit(self.personal(down), self.config.head_epochs, part="head")
+        phi = self.fit(phi, part="adapter")
         self.state["head"] = phi.head
         return Reply({"adapter": phi.adapter})
 

@@ -8,7 +8,6 @@ Deviations: none.
 from collections.abc import Mapping
 
 from pfedseq.federation import Client, Method, MethodConfig, Reply, Server, Tensors
-from pfedseq.optim import local_sgd
 from pfedseq.params import Params
 
 
@@ -30,7 +29,7 @@ class LocalClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """φ_i ← SGD(φ_i; D_i)."""
-        phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
+        phi = self.fit(self.personal(down))
         self.state.update(phi.tensors())
         return Reply()
 

@@ -47,9 +47,9 @@ class PerFedAvgClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """φ ← φ − β ∇L(φ − α ∇L(φ; B); B') for each pair of batches."""
-        phi = Params.of(down)
+        phi, optimizer = Params.of(down), self.optimizer()
         for first, second in double_batches(self.task, self.config.local_epochs):
-            phi = phi.descend(self.task.grad(self.adapted(phi, first), second), self.config.lr)
+            phi = optimizer.step(phi, self.task.grad(self.adapted(phi, first), second))
         return Reply(phi.tensors())
 
     def personal(self, down: Tensors) -> Params:
@@ -59,7 +59,8 @@ class PerFedAvgClient(Client):
 
     def adapted(self, phi: Params, batch: Batch) -> Params:
         """φ − α ∇L(φ; B)."""
-        return phi.descend(self.task.grad(phi, batch), self.config.adaptation_rate)
+        rates = self.config.rates(self.config.adaptation_rate)
+        return phi.descend(self.task.grad(phi, batch), *rates)
 
 
 def double_batches(task: Task, epochs: int) -> Iterator[tuple[Batch, Batch]]:

@@ -11,6 +11,9 @@ Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method
 the inner gradient carries a weight decay, and the inner problem of each batch starts from the
 solution of the batch before. Their inner rate of 0.09 diverges on a ViT's features (curvature up to
 85 was measured, and η_p (λ + curvature) must stay below 2), so the default is PFLlib's 0.01.
+Where heads have a rate of their own, it is that of the inner steps on ω, η_p · head_lr / lr, the
+only steps along a gradient of the loss. The draw of w_i towards θ_i is a weighted mean of the two,
+stable for every η λ ≤ 1, and takes adapters and heads alike.
 """
 
 from collections.abc import Mapping
@@ -37,7 +40,7 @@ class PFedMeConfig(MethodConfig):
     inner_lr: float = Field(
         0.01, gt=0, description="η_p, rate of these; PFLlib: 0.01, authors: 0.09"
     )
-    weight_decay: float = Field(
+    inner_decay: float = Field(
         1e-3, ge=0, description="μ, decay of θ_i; 0.001 in the authors' code, 0 in their paper"
     )
     server_rate: float = Field(
@@ -46,7 +49,8 @@ class PFedMeConfig(MethodConfig):
 
     @model_validator(mode="after")
     def _steps_do_not_overshoot(self) -> Self:
-        for name, rate, limit in (("lr", self.lr, 1), ("inner_lr", self.inner_lr, 2)):
+        inner_lr = max(self.rates(self.inner_lr))
+        for name, rate, limit in (("lr", self.lr, 1), ("inner_lr", inner_lr, 2)):
             if rate * self.proximal_weight > limit:
                 raise ValueError(
                     f"{name} · proximal_weight is {rate * self.proximal_weight:.3g} and must not "
@@ -75,19 +79,21 @@ class PFedMeClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """θ_i ≈ argmin L(θ; B) + λ/2 ‖θ − w_i‖²; w_i ← w_i − η λ (w_i − θ_i)."""
+        optimizer = self.optimizer(same_rate=True)
         inner = local = Params.of(down)  # θ_i, w_i
         for batch in self.task.batches(self.config.local_epochs):
             inner = self.solve(inner, local, batch)
-            local = local.descend(local - inner, self.config.lr * self.config.proximal_weight)
+            local = optimizer.step(local, local - inner, scale=self.config.proximal_weight)
         self.state.update(inner.tensors())
         return Reply(local.tensors())
 
     def solve(self, inner: Params, local: Params, batch: Batch) -> Params:
         """K gradient steps on L(θ; B) + λ/2 ‖θ − w_i‖² + μ/2 ‖θ‖²."""
-        weight, decay = self.config.proximal_weight, self.config.weight_decay
+        weight, decay = self.config.proximal_weight, self.config.inner_decay
+        rates = self.config.rates(self.config.inner_lr)
         for _ in range(self.config.inner_steps):
             gradient = self.task.grad(inner, batch) + weight * (inner - local) + decay * inner
-            inner = inner.descend(gradient, self.config.inner_lr)
+            inner = inner.descend(gradient, *rates)
         return inner
 
     def personal(self, down: Tensors) -> Params:

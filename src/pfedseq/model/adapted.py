@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -32,10 +31,9 @@ class AdaptedModel:
     """x ↦ logits for any φ = (θ, ω) over one frozen backbone.
 
     The backbone holds no client state: θ and ω are arguments, so N clients cost one backbone and
-    N small vectors. `head_rate` is the heads' rate of SGD as a multiple of the adapters': both are
-    then moved by one rate, and no method needs to know of two. `precision` is that of the adapted
-    layers' products. `functional_call` swaps parameters inside the module while it runs, so each
-    thread works on a skeleton of its own; the frozen weights are the same tensors in all of them.
+    N small vectors. `precision` is that of the adapted layers' products. `functional_call` swaps
+    parameters inside the module while it runs, so each thread works on a skeleton of its own; the
+    frozen weights are the same tensors in all of them.
     """
 
     def __init__(
@@ -44,13 +42,10 @@ class AdaptedModel:
         adapter: AdapterConfig,
         num_classes: int,
         seed: int,
-        head_rate: float = 1.0,
         precision: Precision = "float32",
     ) -> None:
         self.encoder, self.adapter_config, self.num_classes = encoder, adapter, num_classes
         self.feature_dim = encoder.feature_dim
-        self.head_unit = math.sqrt(head_rate)
-        """s: the linear layer is s·ω, so a step of η on ω is one of s²·η on the layer."""
         self.depth = encoder.num_layers
         first = adapter.layers_of(self.depth)[0]
         with seeded(seed, "adapter"):
@@ -63,7 +58,7 @@ class AdaptedModel:
         head[:-num_classes].normal_(std=HEAD_STD, generator=torch_generator(seed, "head"))
         self.initial = Params(
             self.layout.flatten(weights).detach().clone(),
-            (head / self.head_unit).to(next(module.parameters()).device),
+            head.to(next(module.parameters()).device),
         )
         for parameter in module.parameters():
             parameter.requires_grad_(False)
@@ -154,14 +149,13 @@ class AdaptedModel:
         return nn.functional.linear(features, *self.split_head(head))
 
     def split_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight (…, C, F) and the bias (…, C) of the linear layer s·ω, for heads (…, H)."""
-        layer = head if self.head_unit == 1 else head * self.head_unit
-        weight, bias = layer.split([self.num_classes * self.feature_dim, self.num_classes], -1)
+        """The weight (…, C, F) and the bias (…, C) of the linear layer ω, for heads (…, H)."""
+        weight, bias = head.split([self.num_classes * self.feature_dim, self.num_classes], -1)
         return weight.unflatten(-1, (self.num_classes, self.feature_dim)), bias
 
     def join_head(self, weight: Tensor, bias: Tensor) -> Tensor:
         """ω of a linear layer: what `split_head` takes apart."""
-        return torch.cat([weight.reshape(-1), bias]) / self.head_unit
+        return torch.cat([weight.reshape(-1), bias])
 
     def _skeleton(self, kind: Literal["adapted", "plain"]) -> nn.Module:
         """This thread's own module of that kind around the shared weights."""

@@ -73,12 +73,16 @@ def options_made_with(config: Config, method: str, device: torch.device) -> dict
         and (not key.startswith("methods.") or key.startswith(f"methods.{method}."))
     }
     kernel = fused_mamba() if method == "pfedseq" else None
+    two_rates = (
+        config.training.head_lr is not None
+    )  # checkpoints of before had heads in other units
     values = {
         "version of pfedseq": version("pfedseq"),
         "version of torch": torch.__version__,
         "device": device.type,
         "kernel": "plain PyTorch" if kernel is None else kernel.variant,
         **({"the method's code": origin.code} if (origin := METHODS.origins.get(method)) else {}),
+        **({"heads": "at a rate of their own"} if two_rates else {}),
         **{f"config key {key}": value for key, value in options.items()},
     }
     plain: dict[str, Any] = json.loads(json.dumps(values))  # as it comes back from a file

@@ -250,7 +250,6 @@ def load_model(config: Config, num_classes: int) -> tuple[Backbone, AdaptedModel
         config.adapter,
         num_classes,
         config.run.seed,
-        config.training.head_rate,
         section.precision,
     )
     model.initial = starting_params(model)
@@ -311,7 +310,6 @@ def load_text_model(config: Config, texts: TextSet) -> tuple[AdaptedModel, TextS
         config.adapter,
         len(texts.class_names),
         config.run.seed,
-        config.training.head_rate,
         config.model.precision,
     )
     return model.on(device), TextSource.of(texts, encoder, config.data.max_tokens, device)
@@ -348,7 +346,5 @@ def _world_of(config: Config) -> Config:
     training = TrainingConfig(
         batch_size=given.batch_size,
         examples_per_round=given.examples_per_round,
-        lr=1.0,
-        head_lr=given.head_rate,
     )
     return config.model_copy(update={"run": run, "training": training, "methods": {}})

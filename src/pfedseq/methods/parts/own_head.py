@@ -1,7 +1,6 @@
 """The client half of the methods whose server makes adapters: tune all, keep ω, send Δ."""
 
 from pfedseq.federation import Client, MethodConfig, Reply, Tensors
-from pfedseq.optim import local_sgd
 from pfedseq.params import Params
 
 
@@ -12,7 +11,7 @@ class OwnHeadClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """Tune θ_i and ω_i together; send Δ_i = θ̃_i − θ_i, keep ω_i."""
-        phi = local_sgd(self.task, self.personal(down), self.config.lr, self.config.local_epochs)
+        phi = self.fit(self.personal(down))
         self.state["head"] = phi.head
         return Reply({"delta": phi.adapter - down["adapter"]})
 

@@ -1,0 +1,1 @@
+"""Local training: its options, and the optimiser that turns a gradient into a step of φ."""
