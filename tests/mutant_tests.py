@@ -48,7 +48,9 @@ TESTS = {
     "engines/test_hello engines/test_wire engines/test_cohort engines/test_devices "
     "methods/test_conformance",
     "engines/cohort.py": "engines/test_devices engines/test_cohort",
-    "engines/seats.py": "methods/test_joining_and_leaving deployment/test_newcomers",
+    "engines/roster.py": "engines/test_attendance methods/test_joining_and_leaving "
+    "deployment/test_newcomers",
+    "engines/intake.py": "engines/test_screening engines/test_rounds engines/test_payload",
     "engines/*.py": "engines/test_rounds engines/test_{stem} engines/test_hello engines/test_wire "
     "engines/test_states runs/test_records engines/test_attendance engines/test_screening "
     "methods/test_joining_and_leaving methods/test_conformance",

@@ -6,7 +6,6 @@ import torch
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
 from pfedseq.deployment.envelope import Envelope
-from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import run_rounds
@@ -68,7 +67,7 @@ def test_a_site_that_comes_later_is_let_in_as_a_simulated_one_is(name, tmp_path)
 
     late = FederationConfig(late_clients=0.34, late_round=COMES)
     simulated, config, toys = start(name)
-    engine = IntermittentClients(LocalClients(METHODS[name].client, config, toys), late, 0)
+    engine = LocalClients(METHODS[name].client, config, toys)
     alone = []
     run_rounds(simulated, engine, range(1, ROUNDS + 1), alone.append, conditions=late)
     assert_same(server_state(server), server_state(simulated))

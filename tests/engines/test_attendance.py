@@ -1,19 +1,38 @@
 """Clients that come and go: who is there follows from the seed, and who is not does not count."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.conditions import FederationConfig
-from tests.engines.absences import CENTERS, ROUNDS, Silent, assert_same, build, memories, play
+from pfedseq.engines.intake import Intake
+from pfedseq.engines.roster import Roster
+from tests.engines.absences import (
+    CENTERS,
+    ROUNDS,
+    Passing,
+    Silent,
+    assert_same,
+    build,
+    memories,
+    play,
+)
 from tests.every_method import every_method
 
 
-class Without(IntermittentClients):
+class Without(Passing):
     """Client 2 is never there."""
 
-    def participants(self, t):
-        return [i for i in self.ids if i != 2]
+    def __init__(self, clients):
+        super().__init__(clients)
+        self.participants = lambda t: [i for i in self.ids if i != 2]
+
+
+def roster(name="fedavg", seed=0, **conditions):
+    server, clients, _ = build(name)
+    server.setup = replace(server.setup, seed=seed)
+    return Roster(clients, server, FederationConfig(**conditions))
 
 
 OTHER_DATA = [*CENTERS[:2], 7 * CENTERS[2], *CENTERS[3:]]
@@ -43,7 +62,7 @@ def test_a_present_client_does_count(name):
 
 @every_method
 def test_an_all_present_run_is_what_it_always_was(name):
-    server, _, engine = build(name, FederationConfig())
+    server, _, engine = build(name)
     for t in range(1, ROUNDS + 1):
         server.run_round(t, engine)
     there = play(name, FederationConfig())
@@ -65,7 +84,7 @@ def test_every_method_lives_with_few_clients_that_often_vanish(name):
 
 @every_method
 def test_a_round_without_answers_changes_nothing(name):
-    server, clients, engine = build(name, FederationConfig(), wrap=Silent)
+    server, clients, engine = build(name, wrap=Silent)
     server.run_round(1, clients)
     before = {k: v.clone() for k, v in memories(server, engine).items()}
     clients.vanishes = lambda t, i: True
@@ -76,44 +95,42 @@ def test_a_round_without_answers_changes_nothing(name):
 
 
 def test_participants_are_a_share_fixed_by_seed_and_round():
-    _, clients, _ = build("fedavg", FederationConfig(participation=0.5))
+    clients = roster(participation=0.5)
     chosen = [tuple(clients.participants(t)) for t in range(1, 60)]
     assert all(len(ids) == 2 and list(ids) == sorted(set(ids)) for ids in chosen)
     assert len(set(chosen)) == 6, "every pair of four comes"
     assert chosen == [tuple(clients.participants(t)) for t in range(1, 60)]
-    clients.seed = 1
+    clients = roster(participation=0.5, seed=1)
     assert chosen != [tuple(clients.participants(t)) for t in range(1, 60)]
-    _, clients, _ = build("fedavg", FederationConfig(participation=0.01))
+    clients = roster(participation=0.01)
     assert len(clients.participants(1)) == 1
 
 
 def test_dropout_has_its_chance_and_its_seed():
-    _, clients, _ = build("fedavg", FederationConfig(dropout=0.3))
+    clients = roster(dropout=0.3)
     gone = [clients.vanishes(t, i) for t in range(500) for i in range(4)]
     assert sum(gone) / len(gone) == pytest.approx(0.3, abs=0.04)
     assert gone == [clients.vanishes(t, i) for t in range(500) for i in range(4)]
 
 
 def test_late_clients_are_not_asked_before_their_round():
-    conditions = FederationConfig(late_clients=0.25, late_round=3)
-    _, clients, _ = build("fedavg", conditions)
+    clients = roster(late_clients=0.25, late_round=3)
     assert [list(clients.participants(t)) for t in (1, 2, 3)] == [[0, 1, 2]] * 2 + [[0, 1, 2, 3]]
 
 
 def test_clients_that_leave_are_not_asked_from_their_round_on():
-    conditions = FederationConfig(leaving_clients=0.25, leaving_round=3)
-    _, clients, _ = build("fedavg", conditions)
+    clients = roster(leaving_clients=0.25, leaving_round=3)
     assert [list(clients.participants(t)) for t in (1, 2, 3)] == [[0, 1, 2, 3]] * 2 + [[1, 2, 3]]
     both = {"late_clients": 0.5, "late_round": 9, "leaving_clients": 0.5, "leaving_round": 3}
-    _, clients, _ = build("fedavg", FederationConfig(**both))
+    clients = roster(**both)
     asked = [list(clients.participants(t)) for t in (2, 3, 9)]
     assert asked == [[0, 1], [0], [2, 3]], "somebody is always there"
 
 
 def test_a_newcomer_to_pfedseq_gets_the_mean_adapter_then_a_calibration():
     """Client 3 joins in round 5; the warm-up ends with round 2."""
-    conditions = FederationConfig(late_clients=0.25, late_round=5)
-    server, clients, _ = build("pfedseq", conditions)
+    clients = Intake(roster("pfedseq", late_clients=0.25, late_round=5))
+    server = clients.roster.server
     for t in range(1, 7):
         before = server.adapters.clone()
         server.run_round(t, clients)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pfedseq import make_config
 from pfedseq.engines import wire
 from pfedseq.engines.local import LocalClients
-from pfedseq.engines.payload import UnpackedClients, pack, take_residuals, unpack
+from pfedseq.engines.payload import bases, pack, take_residuals, unpack
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.engines.states import MemoryStates
 from pfedseq.engines.wire import WireClients
@@ -139,7 +139,11 @@ class Remembering(Client):
 def test_what_was_rounded_off_is_in_the_clients_memory_and_outlives_a_divergence(engine):
     sites, states = quadratic_federation(CENTERS[:1], (1,)), MemoryStates()
     clients = engine(Remembering, MethodConfig(), sites, states=states, payload="int8")
-    call = UnpackedClients(clients, CENTERS[0]).call
+
+    def call(step, t, down):
+        (reply,) = clients.call(step, t, down).values()
+        return {0: Reply(unpack(reply.tensors, bases(CENTERS[0], down[0])), reply.metrics)}
+
     x = torch.tensor([3.0, 0.01])
     first = call("train", 1, {0: {"x": x}})[0].tensors["delta"]
     memory = states.get(0)

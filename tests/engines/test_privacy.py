@@ -7,26 +7,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pfedseq.engines.privacy import PrivacyConfig, PrivateClients
+from pfedseq.engines.local import LocalClients
+from pfedseq.engines.payload import bases, unpack
+from pfedseq.engines.privacy import Privacy, PrivacyConfig
+from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
-from pfedseq.federation import Reply
+from pfedseq.methods import METHODS
+from pfedseq.params import Params
+from tests.toys import quadratic_federation, random_centers
 
+SENT_TO_TOYS = {"adapter": torch.full((2, 5), 0.5), "head": torch.full((3,), -0.5)}
 SENT = {"adapter": torch.full((3, 4), 5.0), "head": torch.full((8,), 7.0)}
 
 
-class Canned:
-    ids = (0, 1)
-
-    def __init__(self, tensors):
-        self.tensors = tensors
-
-    def call(self, step, t, down):
-        return {i: Reply(self.tensors) for i in down}
-
-
-def sent(tensors, down=SENT, step="train", t=1, seed=0, **config):
-    clients = PrivateClients(Canned(tensors), PrivacyConfig(**config), seed)
-    return {i: r.tensors for i, r in clients.call(step, t, {0: down, 1: down}).items()}
+def sent(tensors, down=SENT, step="train", t=1, seed=0, method="fedavg", **config):
+    """What clients 0 and 1 send in place of the same tensors."""
+    privacy = Privacy.simulated(PrivacyConfig(**config), seed, method)
+    return [privacy.applied(step, t, i, tensors, down) for i in (0, 1)]
 
 
 def test_a_long_update_is_cut_to_the_clip_over_all_tensors_together():
@@ -47,7 +44,7 @@ def test_the_noise_has_the_deviation_sigma_times_clip_and_is_nobody_elses():
     assert first[0]["delta"].mean().item() == pytest.approx(0, abs=0.03)
     assert not torch.equal(first[0]["delta"], first[1]["delta"])
     assert torch.equal(first[0]["delta"], sent(zero, {}, clip=0.5, noise=3.0)[0]["delta"])
-    for other in ({"t": 2}, {"seed": 1}):
+    for other in ({"t": 2}, {"seed": 1}, {"method": "ditto"}):
         again = sent(zero, {}, clip=0.5, noise=3.0, **other)
         assert not torch.equal(first[0]["delta"], again[0]["delta"])
 
@@ -58,7 +55,6 @@ def test_what_is_no_update_is_refused():
     with pytest.raises(InputError, match="cannot be added with this method"):
         sent({"delta": torch.zeros(3)}, {}, step="describe", noise=1.0)
     assert sent({}, {}, step="receive", noise=1.0)[0] == {}
-    assert sent(SENT, step="evaluate", noise=1.0)[0] is SENT
 
 
 def exact_epsilon(sigma, rounds, delta):
@@ -86,6 +82,14 @@ def test_epsilon_is_a_bound_and_a_near_one(noise, rounds):
     assert exact <= epsilon < 1.25 * exact
 
 
+def test_with_any_other_data_in_their_place_an_update_moves_twice_as_far():
+    """Two updates of length C at most lie 2 C apart at most, so σ counts half."""
+    pytest.importorskip("opacus")
+    config = PrivacyConfig(noise=8.0)
+    assert config.epsilon(20, replace_one=True) == PrivacyConfig(noise=4.0).epsilon(20)
+    assert config.epsilon(20, replace_one=True) > config.epsilon(20)
+
+
 class Accountant:
     """In place of Opacus's: its bound is what it was asked, and a remark of no interest."""
 
@@ -110,3 +114,26 @@ def test_the_accountant_is_asked_for_all_rounds_of_every_client(monkeypatch):
 
 def test_without_noise_nothing_is_promised():
     assert PrivacyConfig().epsilon(80) is None
+
+
+@pytest.mark.parametrize("engine", [LocalClients, WireClients])
+@pytest.mark.parametrize("payload", ["float32", "int8"])
+def test_every_engine_sends_the_clients_private_update(engine, payload):
+    """What arrives is what one makes of the bare reply by hand, rounded as the payload says."""
+    method, centers = METHODS["fedavg"], random_centers(2)
+    config, down = method.config(lr=0.1), dict.fromkeys((0, 1), SENT_TO_TOYS)
+    sites = quadratic_federation(centers, (2, 3))
+    privacy = Privacy.simulated(PrivacyConfig(noise=0.5, clip=0.2), 7, "fedavg")
+    bare = engine(method.client, config, sites).call("train", 4, down)
+    noisy = engine(method.client, config, sites, privacy=privacy, payload=payload)
+    for i, reply in noisy.call("train", 4, down).items():
+        wanted = privacy.applied("train", 4, i, bare[i].tensors, SENT_TO_TOYS)
+        got = unpack(reply.tensors, bases(Params.of(SENT_TO_TOYS), SENT_TO_TOYS))
+        step = 0 if payload == "float32" else 0.01
+        for name, tensor in wanted.items():
+            assert (got[name] - tensor).abs().max() <= step
+            assert not torch.allclose(tensor, bare[i].tensors[name], atol=0.05)
+    scores = noisy.call("evaluate", 4, down)
+    assert scores[0].metrics["test_loss"] == pytest.approx(
+        engine(method.client, config, sites).call("evaluate", 4, down)[0].metrics["test_loss"]
+    )

@@ -7,23 +7,24 @@ import pytest
 import torch
 
 from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.intake import Intake
+from pfedseq.engines.roster import Roster
 from pfedseq.engines.rounds import run_rounds
-from pfedseq.engines.screening import ScreenedClients
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, Reply
 from pfedseq.methods import METHODS
 from pfedseq.params import Params, trimmed_mean
-from tests.engines.absences import ROUNDS, Silent, assert_same, build, memories, play
+from tests.engines.absences import ROUNDS, Passing, Silent, assert_same, build, memories, play
 from tests.every_method import every_method
 from tests.toys import make_setup, random_centers
 
 
-class Spoiling:
+class Spoiling(Passing):
     """An engine in which client 2's replies arrive spoiled."""
 
     def __init__(self, clients, spoil):
-        self.clients, self.spoil, self.ids = clients, spoil, clients.ids
-        self.participants, self.members = clients.participants, clients.members
+        super().__init__(clients)
+        self.spoil = spoil
 
     def call(self, step, t, down):
         replies = self.clients.call(step, t, down)
@@ -90,7 +91,7 @@ WHATEVER_IT_HOLDS = ("another's id", "stale", "no round", "for another")
 
 def as_without_client_2(name, wrap, spoil):
     """The rounds' outcomes, once all but client 2 remember what they would if it were silent."""
-    server, clients, engine = build(name, FederationConfig())
+    server, clients, engine = build(name)
     outcomes = []
     run_rounds(server, wrap(clients, spoil), range(1, ROUNDS + 1), outcomes.append)
     absent_server, absent_engine, _ = play(name, FederationConfig(), wrap=Silent)
@@ -138,14 +139,14 @@ def test_a_reply_to_an_earlier_round_is_refused(name):
 
 @every_method
 def test_a_nan_never_gets_into_the_servers_memory(name):
-    server, clients, engine = build(name, FederationConfig())
+    server, clients, engine = build(name)
     spoiling = Spoiling(clients, with_one(float("nan")) if name != "local" else (lambda r: r))
     run_rounds(server, spoiling, range(1, ROUNDS + 1), lambda outcome: None)
     assert all(value.isfinite().all() for value in memories(server, engine).values())
 
 
 def test_where_all_are_bad_the_run_ends_with_the_reason():
-    server, clients, _ = build("fedavg", FederationConfig())
+    server, clients, _ = build("fedavg")
     everyone = Spoiling(clients, None)
     everyone.call = lambda *_: {i: placed(i, Reply({}, {"diverged": 1.0})) for i in clients.ids}
     with pytest.raises(InputError, match=r"round 1 .*diverged; lower the learning rate"):
@@ -155,7 +156,7 @@ def test_where_all_are_bad_the_run_ends_with_the_reason():
 @every_method
 def test_a_client_that_diverges_keeps_its_memory_and_says_so(name):
     """Its gradients are NaN in round 2 alone; from round 3 on it trains as before."""
-    server, clients, engine = build(name, FederationConfig())
+    server, clients, engine = build(name)
     healthy = engine.sites[2].task
     outcomes = []
 
@@ -193,7 +194,7 @@ def screened(replies, down, **conditions):
         def call(self, step, t, down):
             return {i: placed(i, reply) for i, reply in enumerate(replies)}
 
-    clients = ScreenedClients(Canned(), server, FederationConfig(**conditions))
+    clients = Intake(Roster(Canned(), server, FederationConfig(**conditions)))
     return clients.call("train", 1, dict.fromkeys(Canned.ids, down)), clients.refused
 
 
@@ -210,7 +211,9 @@ def test_length_is_that_of_the_change_and_compared_with_the_median():
     assert "3.33 times" in refused[3]
     passed, refused = screened(replies, start, max_update_ratio=3.4)
     assert not refused
-    assert all(passed[i].tensors is replies[i].tensors for i in range(4)), "not cut, not touched"
+    for i, reply in passed.items():
+        for name, tensor in reply.tensors.items():
+            assert tensor is replies[i].tensors[name], "not cut, not touched"
     passed, refused = screened(replies, start, clip_ratio=1.0)
     assert not refused
     for i, n in enumerate((1.0, 2.0, 3.0, 3.0)):
@@ -243,3 +246,58 @@ def test_aggregation_stands_for_eq_1_over_the_present():
     trimmed = replace(setup, aggregation="trimmed_mean", trim=0.25)
     assert trimmed.aggregate(stacked, everyone).item() == 4
     assert replace(trimmed, trim=0.2).aggregate(stacked, everyone).item() == 109 / 4
+
+
+class BadScores(Passing):
+    """An engine in which client 2's evaluations arrive spoiled."""
+
+    def __init__(self, clients, spoil, whose=(2,)):
+        super().__init__(clients)
+        self.spoil, self.whose = spoil, whose
+
+    def call(self, step, t, down):
+        replies = super().call(step, t, down)
+        if step in ("evaluate", "evaluate_mean"):
+            replies |= {i: self.spoil(replies[i]) for i in self.whose if i in replies}
+        return replies
+
+
+BAD_SCORES = {
+    "nan": (said(test_loss=float("nan")), r"its test_loss is nan: its training diverged; lower .*"),
+    "infinite": (said(validation_loss=float("inf")), "its validation_loss is inf: its training.*"),
+    "missing": (said(test_loss=None), "its evaluation does not say its test_loss"),
+    "absurd": (
+        said(test_accuracy=1e9),
+        r"its evaluation says that its test_accuracy is 1e\+09, which cannot be",
+    ),
+    "negative": (said(test_loss=-1.0), "its evaluation says that its test_loss is -1, .*"),
+    "fewer than none": (said(test_examples=-5.0), ".* its test_examples is -5, which cannot be"),
+    "stale": (said(answered_round=0), r"it answers a message of round 0 in place of \d"),
+    "for another": (said(answered_client=1), "it answers a message of client 1 in place of 2"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_SCORES)
+def test_a_bad_evaluation_costs_a_client_its_score_and_nobody_anything_else(fault):
+    spoil, says = BAD_SCORES[fault]
+    sound, spoiled = (build("pfedseq") for _ in range(2))
+    honest, outcomes = [], []
+    run_rounds(*sound[:2], range(1, ROUNDS + 1), honest.append)
+    bad = BadScores(spoiled[1], spoil)
+    run_rounds(spoiled[0], bad, range(1, ROUNDS + 1), outcomes.append)
+    assert_same(memories(sound[0], sound[2]), memories(spoiled[0], spoiled[2]))
+    for one, other in zip(honest, outcomes, strict=True):
+        assert sorted(other.evaluated) == [0, 1, 3]
+        assert all(
+            other.evaluated[i]["test_loss"] == one.evaluated[i]["test_loss"] for i in (0, 1, 3)
+        )
+        assert other.answered == (0, 1, 2, 3), "its training counts"
+        assert list(other.refused) == [2]
+        assert re.fullmatch(says, other.refused[2])
+
+
+def test_where_nobodys_evaluation_can_be_used_the_run_ends_with_the_reason():
+    server, clients, _ = build("fedavg")
+    bad = BadScores(clients, said(test_loss=float("nan")), whose=range(4))
+    with pytest.raises(InputError, match=r"no client's scores in round 1 .* client 0: .*diverged"):
+        run_rounds(server, bad, range(1, 2), print)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.intake import Intake
 from pfedseq.engines.local import LocalClients
-from pfedseq.engines.rounds import MeteredClients
+from pfedseq.engines.roster import Roster
 from pfedseq.methods import METHODS
 from pfedseq.methods.fedala import FedALAClient, FedALAConfig, FedALAServer
 from pfedseq.params import Params
@@ -166,7 +168,7 @@ def test_each_global_model_goes_down_once():
     """a + h numbers of 4 bytes a client and round, in `receive`; `train` sends nothing."""
     server, clients = federation()
     for t in (1, 2, 3):
-        metered = MeteredClients(clients)
+        metered = Intake(Roster(clients, server, FederationConfig()))
         server.run_round(t, metered)
         assert metered.bytes_down == metered.bytes_up == 3 * 4 * CENTERS[0].flat().numel()
 

@@ -4,16 +4,17 @@ import pytest
 import torch
 
 from pfedseq.config import make_config
-from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.intake import Intake
 from pfedseq.engines.local import LocalClients
+from pfedseq.engines.roster import Roster, joined
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
 from pfedseq.federation import Setup
 from pfedseq.methods import METHODS
 from pfedseq.runs.checkpoint import Checkpoints
-from tests.engines.absences import QUICK, assert_same, memories
+from tests.engines.absences import QUICK, Passing, Silent, assert_same, memories
 from tests.engines.digits_task import digits_federation
 from tests.every_method import OPTIONS
 from tests.toys import make_setup, quadratic_federation, random_centers
@@ -28,15 +29,14 @@ FOLLOWING = [name for name in METHODS if not METHODS[name].server.needs_everyone
 following = pytest.mark.parametrize("name", FOLLOWING)
 
 
-def build(name, conditions=COMING_AND_GOING, engine=LocalClients, wrap=IntermittentClients, **more):
+def build(name, conditions=COMING_AND_GOING, engine=LocalClients, wrap=None, **more):
     """A server of those that are there in round 1, and all clients."""
     method = METHODS[name]
     config = method.config(lr=0.1, **(OPTIONS | QUICK).get(name, {}) | more)
     clients = engine(method.client, config, quadratic_federation(CENTERS, SIZES, num_batches=2))
-    some = wrap(clients, conditions, 0)
-    first = some.joined(1)
+    first = joined(clients.ids, 1, conditions)
     server = method.server(config, make_setup(CENTERS, [SIZES[i] for i in first], ROUNDS))
-    return server, some, clients
+    return server, wrap(clients) if wrap else clients, clients
 
 
 def run(server, clients, rounds=range(1, ROUNDS + 1), conditions=COMING_AND_GOING):
@@ -104,7 +104,7 @@ def test_a_server_that_knows_no_client_makes_what_it_makes_of_absent_ones(name):
     other = LocalClients(method.client, engine.config, quadratic_federation(CENTERS, SIZES, 2))
     places = method.server(engine.config, make_setup(CENTERS, SIZES, ROUNDS))
     for t in range(1, ROUNDS + 1):
-        places.run_round(t, IntermittentClients(other, COMING_AND_GOING, 0))
+        places.run_round(t, Intake(Roster(other, places, COMING_AND_GOING)))
     assert_same(
         {k: v for k, v in memories(server, engine).items() if "seats" not in k and k != "informed"},
         {k: v for k, v in memories(places, other).items() if "seats" not in k and k != "informed"},
@@ -154,11 +154,12 @@ def test_pfedseqs_rows_stay_with_their_clients():
     assert server.setup.clients == (1, 2, 3, 4)
 
 
-class ComesBack(IntermittentClients):
+class ComesBack(Passing):
     """Client 2 is silent in rounds 4 to 6."""
 
-    def participants(self, t):
-        return [i for i in super().participants(t) if i != 2 or not 4 <= t < 7]
+    def __init__(self, clients):
+        super().__init__(clients)
+        self.participants = lambda t: [i for i in self.ids if i != 2 or not 4 <= t < 7]
 
 
 @following
@@ -184,7 +185,7 @@ def test_who_is_silent_for_less_keeps_its_place():
     assert_same(memories(kept[0], kept[2]), memories(never[0], never[2]))
 
 
-class NobodyThere(IntermittentClients):
+class NobodyThere(Silent):
     def vanishes(self, t, i):
         return t > 1
 
@@ -199,7 +200,7 @@ def test_the_last_ones_of_all_keep_their_places():
 
 def test_pfedhns_newcomer_has_the_mean_descriptor_and_the_others_keep_adams_memory():
     server, clients, _ = build("pfedhn", FederationConfig())
-    run(server, clients, range(1, 4))
+    run(server, clients, range(1, 4), FederationConfig())
     before = [p.detach().clone() for p in server.descriptors]
     remembered = [server.optimizer.state[p]["exp_avg"].clone() for p in server.descriptors]
     server.reseat([1, 2, 4], {3: 5})

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.intake import Intake
 from pfedseq.engines.local import LocalClients
-from pfedseq.engines.rounds import MeteredClients
+from pfedseq.engines.roster import Roster
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS
@@ -299,7 +301,7 @@ def test_what_is_sent():
     server, clients = make_server(), make_clients()
     size_f, a, d = sum(p.numel() for p in server.f.parameters()), 10, 2
     server.run_round(1, clients)
-    metered = MeteredClients(clients)
+    metered = Intake(Roster(clients, server, FederationConfig()))
     server.run_round(2, metered)
     assert metered.bytes_down == 4 * NUM_CLIENTS * (size_f + a + d)
     assert metered.bytes_up == 4 * NUM_CLIENTS * (2 * d + a + size_f)

@@ -25,7 +25,6 @@ from pfedseq.deployment.clients import FlowerClients, Guest, Roll
 from pfedseq.deployment.messages import Request
 from pfedseq.deployment.site import backbone_checksum
 from pfedseq.deployment.status import StatusFile
-from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.states import ClientStates
 from pfedseq.errors import InputError
 from pfedseq.federation import Clients, Hello, Server, Setup
@@ -102,8 +101,7 @@ class Federation:
             conditions.aggregation,
             conditions.trim,
         )
-        some = IntermittentClients(clients, conditions, self.config.run.seed)
-        return method.server(options, setup), some
+        return method.server(options, setup), clients
 
 
 def serve(grid: Any, out: Path, config: Path | None, tell: Tell, pause: float = 0.3) -> RunSummary:

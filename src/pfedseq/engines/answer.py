@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pfedseq.engines.payload import Precision, bases, pack, take_residuals
+from pfedseq.engines.privacy import Privacy
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
 
@@ -25,14 +26,16 @@ def answer(
     i: int,
     down: Tensors,
     payload: Precision = "float32",
+    privacy: Privacy | None = None,
 ) -> Reply:
     """Build the client around its data and its memory, and run one of its steps.
 
     `step` may come out of a message, so it must be one that the client's class lists. What the
     client remembers is in `state` afterwards. All that passes is contiguous and aligned, whether it
     came over a wire, out of a file or by a call: a matrix product may round differently on a
-    strided view of the same numbers, or where they begin elsewhere in memory. The reply is packed
-    for sending as `payload` says, and names the round and the client that were addressed.
+    strided view of the same numbers, or where they begin elsewhere in memory. The reply is made
+    private as `privacy` says, packed for sending as `payload` says, and names the round and the
+    client that were addressed.
     """
     if step not in client.steps:
         raise InputError(
@@ -45,6 +48,8 @@ def answer(
     reply: Reply = getattr(client(config, task, state), step)(in_order(down))
     sent = reply.tensors
     if step not in client.reading_steps:
+        if privacy is not None:
+            sent = privacy.applied(step, t, i, sent, down)
         sent, residuals = pack(step, sent, bases(task.initial, down), payload, residuals)
     state.update(residuals)
     if not all(tensor.isfinite().all() for tensor in (*state.values(), *sent.values())):

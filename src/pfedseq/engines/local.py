@@ -12,6 +12,7 @@ from pfedseq.engines.answer import answer
 from pfedseq.engines.cohort import CohortSite, Rendezvous, cohorts, run_cohort, shares
 from pfedseq.engines.heap import keep_freed_memory
 from pfedseq.engines.payload import Precision
+from pfedseq.engines.privacy import Privacy
 from pfedseq.engines.states import ClientStates, MemoryStates
 from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
 
@@ -38,9 +39,11 @@ class LocalClients:
         states: ClientStates | None = None,
         payload: Precision = "float32",
         copies: Sequence[Sequence[Site]] = (),
+        privacy: Privacy | None = None,
     ) -> None:
         self.client, self.config, self.sites, self.cohort = client, config, sites, cohort
         self.payload: Precision = payload
+        self.privacy = privacy
         self.states = MemoryStates() if states is None else states
         self.copies = copies
         torch.set_num_threads(threads_per_client)
@@ -126,7 +129,8 @@ class LocalClients:
         self, i: int, site: Site, state: Tensors, step: str, t: int, down: Tensors
     ) -> Reply:
         """Client i's reply; what it remembers afterwards is stored."""
-        reply = answer(self.client, self.config, site, state, step, t, i, down, self.payload)
+        how = (self.payload, self.privacy)
+        reply = answer(self.client, self.config, site, state, step, t, i, down, *how)
         if step not in self.client.reading_steps:
             self.states.put(i, state)
         return reply

@@ -8,19 +8,17 @@ client's memory (error feedback: Seide et al., "1-Bit Stochastic Gradient Descen
 one rounding error. Q divides every row (the last dimension) by its own scale and rounds to the
 nearest, so neither tiny nor huge updates are lost.
 
-`answer` packs and `UnpackedClients` unpacks, for all engines alike; no method knows it.
+`answer` packs and `engines/intake.py` unpacks, for all engines alike; no method knows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pfedseq.engines.passing import PassingClients
-from pfedseq.federation import Client, Clients, Reply, Tensors
+from pfedseq.federation import Tensors
 from pfedseq.params import Params
 
 Precision = Literal["float32", "float16", "int8"]
@@ -107,21 +105,3 @@ def _belongs(scale: Tensor, codes: Tensor) -> bool:
 
 def _fits(other: Tensor | None, tensor: Tensor) -> bool:
     return other is not None and (other.shape, other.dtype) == (tensor.shape, tensor.dtype)
-
-
-class UnpackedClients(PassingClients):
-    """The clients of an engine, whose replies are float32 again."""
-
-    def __init__(self, clients: Clients, initial: Params) -> None:
-        super().__init__(clients)
-        self.initial = initial
-
-    def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
-        """Pass the call on and unpack what comes back; who was not asked is for the screening."""
-        replies = super().call(step, t, down)
-        if step in Client.reading_steps:
-            return replies
-        return {
-            i: Reply(unpack(reply.tensors, bases(self.initial, down.get(i, {}))), reply.metrics)
-            for i, reply in replies.items()
-        }

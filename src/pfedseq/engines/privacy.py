@@ -10,15 +10,15 @@ gained from a round that leaves clients out: the server knows whom it asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from pydantic import Field
 
 from pfedseq.base_config import BaseConfig
-from pfedseq.engines.passing import PassingClients
 from pfedseq.errors import InputError
-from pfedseq.federation import Client, Clients, Reply, Tensors
+from pfedseq.federation import Tensors
 from pfedseq.seeding import torch_generator
 
 _ORDERS = (
@@ -39,8 +39,12 @@ class PrivacyConfig(BaseConfig):
     clip: float = Field(1.0, gt=0, description="C, the longest update that is sent as it is")
     delta: float = Field(1e-5, gt=0, lt=1, description="δ, chance that the bound ε does not hold")
 
-    def epsilon(self, rounds: int) -> float | None:
-        """ε of a client's updates over so many rounds; none without noise."""
+    def epsilon(self, rounds: int, *, replace_one: bool = False) -> float | None:
+        """ε of a client's updates over so many rounds; none without noise.
+
+        The neighbour of a client's data set is no data at all, which moves an update by C at most;
+        with `replace_one` it is any other data set, which moves it by 2 C.
+        """
         if self.noise is None:
             return None
         try:
@@ -49,34 +53,40 @@ class PrivacyConfig(BaseConfig):
             raise InputError(
                 "privacy.noise needs the accountant of Opacus: pip install 'pfedseq[privacy]'"
             ) from None
-        spent = rdp.compute_rdp(q=1.0, noise_multiplier=self.noise, steps=rounds, orders=_ORDERS)
+        noise = self.noise / 2 if replace_one else self.noise
+        spent = rdp.compute_rdp(q=1.0, noise_multiplier=noise, steps=rounds, orders=_ORDERS)
         epsilon, _ = rdp.get_privacy_spent(orders=_ORDERS, rdp=spent, delta=self.delta)
         return float(epsilon)
 
 
-class PrivateClients(PassingClients):
-    """The clients of an engine, whose updates are clipped and noised before anyone sees them.
+Draw = Callable[[int, int, Tensors], torch.Generator]
+"""Gives the source of a client's noise: by round, client, and what the client was sent."""
 
-    The noise is drawn from the run's seed, so that a run can be repeated and resumed: this
-    simulates private clients and measures what privacy costs; it protects nobody whose server
-    knows the seed.
-    """
 
-    def __init__(self, clients: Clients, config: PrivacyConfig, seed: int) -> None:
-        super().__init__(clients)
-        self.config, self.seed = config, seed
+@dataclass(frozen=True)
+class Privacy:
+    """What a client does to an update before it leaves: clips it and adds noise."""
 
-    def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
-        """Pass the call on; what comes back of it is clipped and noised."""
-        replies = super().call(step, t, down)
-        if step in Client.reading_steps:
-            return replies
-        return {i: self._private(step, t, i, reply, down[i]) for i, reply in replies.items()}
+    config: PrivacyConfig
+    draw: Draw
 
-    def _private(self, step: str, t: int, i: int, reply: Reply, down: Tensors) -> Reply:
-        if not reply.tensors:
-            return reply
-        unknown = set(reply.tensors) - {"delta", *down}
+    @classmethod
+    def simulated(cls, config: PrivacyConfig, seed: int, method: str) -> Privacy | None:
+        """With noise that follows from the run's seed, so that a run can be repeated and resumed.
+
+        It measures what privacy costs, and protects nobody whose server knows the seed.
+        """
+
+        def draw(t: int, i: int, down: Tensors) -> torch.Generator:
+            return torch_generator(seed, "privacy", method, t, i)
+
+        return cls(config, draw) if config.noise is not None else None
+
+    def applied(self, step: str, t: int, i: int, tensors: Tensors, down: Tensors) -> Tensors:
+        """What client i sends in place of its reply's tensors."""
+        if not tensors:
+            return tensors
+        unknown = set(tensors) - {"delta", *down}
         if step != "train" or unknown:
             raise InputError(
                 "[privacy] noise cannot be added with this method: what its clients send is not an "
@@ -85,16 +95,16 @@ class PrivateClients(PassingClients):
         assert self.config.noise is not None
         updates = {
             name: tensor - down[name] if name != "delta" else tensor
-            for name, tensor in reply.tensors.items()
+            for name, tensor in tensors.items()
         }
         length = math.sqrt(sum(float(part.double().square().sum()) for part in updates.values()))
         factor = self.config.clip / max(self.config.clip, length)
         deviation = self.config.noise * self.config.clip
-        rng = torch_generator(self.seed, "privacy", t, i)
+        rng = self.draw(t, i, down)
         sent: Tensors = {}
         for name in sorted(updates):
             part = updates[name]
             noise = deviation * torch.randn(part.shape, generator=rng).to(part)
             base = down[name] if name != "delta" else 0.0
             sent[name] = base + factor * part + noise
-        return Reply(sent, reply.metrics)
+        return sent

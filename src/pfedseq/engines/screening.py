@@ -1,7 +1,4 @@
-"""What a client sends is looked at before the server sees it; what is bad never reaches it.
-
-The round goes on as if a client whose reply is refused were absent.
-"""
+"""What is wrong with a reply: the questions that `engines/intake.py` asks of each."""
 
 from __future__ import annotations
 
@@ -13,71 +10,62 @@ import torch
 
 from pfedseq.engines.answer import CLIENT, DIVERGED, ROUND
 from pfedseq.engines.conditions import FederationConfig
-from pfedseq.engines.passing import PassingClients
-from pfedseq.errors import InputError
-from pfedseq.federation import Client, Clients, Reply, Server, Tensors
+from pfedseq.federation import Reply, Tensors
 
+_ADVICE = ": its training diverged; lower the learning rate (training.lr)"
 FEWEST_FOR_A_MEDIAN = 3
 """Of two updates nobody can say which is the absurd one."""
 
 
-class ScreenedClients(PassingClients):
-    """The clients of an engine, without the replies that `server` must not see."""
+SCORES = ("accuracy", "loss", "examples")
+"""What an evaluation must say of each split."""
 
-    def __init__(self, clients: Clients, server: Server, config: FederationConfig) -> None:
-        super().__init__(clients)
-        self.server, self.config = server, config
-        self.answered: set[int] = set()
-        """Clients whose training was taken in."""
-        self.refused: dict[int, str] = {}
-        """Why, by client."""
 
-    def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
-        """Pass the call on and keep the replies that are sound."""
-        replies = super().call(step, t, down)
-        if step in Client.reading_steps:
-            return replies
-        expected = self.server.expected(step)
-        faults = {
-            i: fault
-            for i, reply in replies.items()
-            if (fault := _misplaced(reply, t, i, down) or _fault(reply, expected))
-        }
-        sound = {i: reply for i, reply in replies.items() if i not in faults}
-        if step == "train" and expected:
-            faults |= self._outsized(sound, down)
-        accepted = {i: reply for i, reply in sound.items() if i not in faults}
-        self.refused |= faults
-        if step == "train":
-            self.answered = set(accepted)
-        if len(faults) == self.server.setup.num_clients:
-            first = min(faults)
-            raise InputError(
-                f"no client's reply in round {t} can be used; of client {first}: {faults[first]}"
+def absurd_lengths(
+    replies: dict[int, Reply], down: Mapping[int, Tensors], config: FederationConfig
+) -> dict[int, str]:
+    """Why updates of absurd length are refused; `replies` gets cut ones for those too long."""
+    if len(replies) < FEWEST_FOR_A_MEDIAN:
+        return {}
+    lengths = {i: _length(reply, down[i]) for i, reply in replies.items()}
+    middle = median(lengths.values())
+    if middle == 0:
+        return {}
+    faults = {}
+    for i, length in lengths.items():
+        if length > config.max_update_ratio * middle:
+            faults[i] = (
+                f"its update is {length / middle:.3g} times as long as the median of this "
+                f"round's (federation.max_update_ratio is {config.max_update_ratio:g})"
             )
-        return accepted
-
-    def _outsized(self, replies: dict[int, Reply], down: Mapping[int, Tensors]) -> dict[int, str]:
-        """Refuse updates of absurd length; cut down, in `replies`, those that are too long."""
-        if len(replies) < FEWEST_FOR_A_MEDIAN:
-            return {}
-        lengths = {i: _length(reply, down[i]) for i, reply in replies.items()}
-        middle = median(lengths.values())
-        if middle == 0:
-            return {}
-        faults = {}
-        for i, length in lengths.items():
-            if length > self.config.max_update_ratio * middle:
-                faults[i] = (
-                    f"its update is {length / middle:.3g} times as long as the median of this "
-                    f"round's (federation.max_update_ratio is {self.config.max_update_ratio:g})"
-                )
-            elif self.config.clip_ratio and length > self.config.clip_ratio * middle:
-                replies[i] = _cut(replies[i], down[i], self.config.clip_ratio * middle / length)
-        return faults
+        elif config.clip_ratio and length > config.clip_ratio * middle:
+            replies[i] = _cut(replies[i], down[i], config.clip_ratio * middle / length)
+    return faults
 
 
-def _misplaced(reply: Reply, t: int, i: int, down: Mapping[int, Tensors]) -> str | None:
+def score_fault(step: str, metrics: Mapping[str, float]) -> str | None:
+    """Why an evaluation cannot enter the record."""
+    wanted = [f"{split}_{name}" for split in ("test", "validation") for name in SCORES]
+    for name in wanted if step == "evaluate" else []:
+        if name not in metrics:
+            return f"its evaluation does not say its {name}"
+    for name, value in metrics.items():
+        low, high = _range(name)
+        if not low <= value <= high:
+            return f"its evaluation says that its {name} is {value:g}, which cannot be"
+    return None
+
+
+def _range(name: str) -> tuple[float, float]:
+    """Between what a metric can lie."""
+    if name.endswith("_accuracy"):
+        return 0.0, 1.0
+    if name.endswith(("_loss", "_examples", "_seconds")):
+        return 0.0, math.inf
+    return -math.inf, math.inf
+
+
+def misplaced(reply: Reply, t: int, i: int, down: Mapping[int, Tensors]) -> str | None:
     """Why a reply, whatever it holds, is none to what client i was sent in round t."""
     if i not in down:
         return "it answers a message that it was not sent"
@@ -90,10 +78,13 @@ def _misplaced(reply: Reply, t: int, i: int, down: Mapping[int, Tensors]) -> str
     return None
 
 
-def _fault(reply: Reply, expected: Tensors) -> str | None:
+def fault_of(reply: Reply, expected: Tensors) -> str | None:
     """Why the content of a reply cannot be used."""
     if reply.metrics.get(DIVERGED):
         return "its training diverged; lower the learning rate (training.lr)"
+    for name, value in reply.metrics.items():
+        if not math.isfinite(value):
+            return f"its {name} is {value}{_ADVICE if name.endswith('_loss') else ''}"
     for name, like in expected.items():
         tensor = reply.tensors.get(name)
         if tensor is None:

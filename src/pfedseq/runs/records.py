@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, TypeVar
@@ -10,7 +9,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pfedseq.engines.rounds import RoundOutcome
-from pfedseq.errors import InputError
 
 Record = TypeVar("Record")
 
@@ -241,14 +239,9 @@ def _known(clients: Sequence[int], column: Sequence[float | None]) -> dict[int, 
     return {i: value for i, value in zip(clients, column, strict=True) if value is not None}
 
 
-def summarise_round(
-    method: str, outcome: RoundOutcome, names: Sequence[str] | None = None
-) -> RoundRecord:
-    """What a round cost, and, where clients were evaluated, how well each did.
-
-    `names` are what messages call the clients.
-    """
-    scores = _scores(method, outcome.t, outcome.evaluated, names) if outcome.evaluated else None
+def summarise_round(method: str, outcome: RoundOutcome) -> RoundRecord:
+    """What a round cost, and, where clients were evaluated, how well each did."""
+    scores = _scores(outcome.evaluated) if outcome.evaluated else None
     cost = Cost(**{f.name: getattr(outcome, f.name) for f in fields(Cost)})
     return RoundRecord(
         method,
@@ -299,20 +292,8 @@ def evaluated(records: Sequence[RoundRecord]) -> list[tuple[int, Scores]]:
     return [(record.round, record.scores) for record in records if record.scores is not None]
 
 
-def _scores(
-    method: str,
-    t: int,
-    clients: Mapping[int, Mapping[str, float]],
-    names: Sequence[str] | None,
-) -> Scores:
+def _scores(clients: Mapping[int, Mapping[str, float]]) -> Scores:
     ids = sorted(clients)
-    for i in ids:
-        if math.isnan(clients[i]["test_loss"]):
-            called = names[i] if names else i
-            raise InputError(
-                f"{method}: client {called}'s test loss is NaN in round {t}: its training "
-                "diverged; lower the learning rate (training.lr)"
-            )
 
     def column(key: str) -> tuple[float, ...]:
         return tuple(clients[i][key] for i in ids)

@@ -11,8 +11,8 @@ import torch
 from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.distribution import draw_distribution
 from pfedseq.data.record import data_record
+from pfedseq.engines.roster import payloads
 from pfedseq.engines.rounds import RoundOutcome, run_rounds
-from pfedseq.engines.seats import payloads
 from pfedseq.engines.states import ClientStates, DiskStates, MemoryStates
 from pfedseq.errors import InputError, WriteError
 from pfedseq.federation import Clients, Server
@@ -146,7 +146,7 @@ def run_method(
 
     def after_round(outcome: RoundOutcome) -> None:
         names = world.names  # a federation's sites become more
-        record = summarise_round(name, outcome, names)
+        record = summarise_round(name, outcome)
         for what, some in (("joined", outcome.joined), ("left", outcome.left)):
             if some:
                 tell(f"{name}, round {outcome.t}: {what}: {', '.join(names[i] for i in some)}")

@@ -16,11 +16,11 @@ from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.dataset import FederatedData, ImageSet, TextSet
 from pfedseq.data.image_store import Report
 from pfedseq.data.loading import load_data, remarks
-from pfedseq.engines.attendance import IntermittentClients
 from pfedseq.engines.cohort import automatic_cohort
 from pfedseq.engines.hello import introduce
 from pfedseq.engines.local import LocalClients
-from pfedseq.engines.privacy import PrivateClients
+from pfedseq.engines.privacy import Privacy
+from pfedseq.engines.roster import joined
 from pfedseq.engines.states import ClientStates
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
@@ -190,12 +190,10 @@ class World:
             states=states,
             payload=self.config.federation.payload,
             copies=[[replace(site, **copy._asdict()) for site in sites] for copy in self.copies],
+            privacy=Privacy.simulated(self.config.privacy, self.config.run.seed, name),
         )
         conditions = self.config.federation
-        if self.config.privacy.noise is not None:
-            clients = PrivateClients(clients, self.config.privacy, self.config.run.seed)
-        some = IntermittentClients(clients, conditions, self.config.run.seed)
-        first = some.joined(1)
+        first = joined(clients.ids, 1, conditions)
         hellos = introduce(clients, first)
         setup = Setup(
             self.model.initial,
@@ -208,7 +206,7 @@ class World:
             conditions.trim,
             tuple(first),
         )
-        return method.server(options, setup), some
+        return method.server(options, setup), clients
 
     def _site(self, i: int, place: Path, method: str) -> ExampleSite:
         """Client i's site, which saves its personal model to the folder `place`."""

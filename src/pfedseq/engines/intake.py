@@ -1,0 +1,100 @@
+"""The intake: what clients send is metered, unpacked and screened before the server sees it.
+
+It is the one way from an engine to a server's mathematics, for training and for evaluation alike.
+The round goes on as if a client whose reply is refused were absent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from pfedseq.engines.payload import bases, unpack
+from pfedseq.engines.roster import Roster
+from pfedseq.engines.screening import absurd_lengths, fault_of, misplaced, score_fault
+from pfedseq.errors import InputError
+from pfedseq.federation import Client, Reply, Tensors
+
+EVALUATIONS = ("evaluate", "evaluate_mean")
+
+
+class Intake:
+    """A round's clients as a server knows them, by place; implements `federation.Clients`.
+
+    What it counts are the bytes of the tensors as they are sent, those of a serialised message
+    without the header that names them, and seconds.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.bytes_up = self.bytes_down = 0
+        self.client_seconds = self.waiting_seconds = 0.0
+        self.answered: set[int] = set()
+        """The numbers of the clients whose training was taken in."""
+        self.refused: dict[int, str] = {}
+        """Why, by the number of the client."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """All places."""
+        return range(len(self.roster.numbers))
+
+    def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
+        """All places: within a round they do not change."""
+        return self.ids
+
+    def participants(self, t: int) -> Sequence[int]:
+        """The places of the clients that are asked to train in round t."""
+        asked = set(self.roster.participants(t))
+        return [place for place, i in enumerate(self.roster.numbers) if i in asked]
+
+    def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
+        """Run `step` of the clients at these places; the sound replies by place."""
+        numbers = self.roster.numbers
+        sent = {numbers[place]: tensors for place, tensors in down.items()}
+        accepted = self._taken_in(step, t, sent, self._metered(step, t, sent))
+        return {place: accepted[numbers[place]] for place in down if numbers[place] in accepted}
+
+    def _metered(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
+        start = time.perf_counter()
+        replies = self.roster.call(step, t, down)
+        self.waiting_seconds += time.perf_counter() - start
+        self.bytes_down += sum(map(_size, down.values()))
+        self.bytes_up += sum(_size(reply.tensors) for reply in replies.values())
+        return replies
+
+    def _taken_in(
+        self, step: str, t: int, down: Mapping[int, Tensors], replies: Mapping[int, Reply]
+    ) -> dict[int, Reply]:
+        server, training = self.roster.server, step not in Client.reading_steps
+        expected, initial = server.expected(step), server.setup.initial
+        faults: dict[int, str] = {}
+        sound: dict[int, Reply] = {}
+        for i, reply in replies.items():
+            if training:
+                known = bases(initial, down.get(i, {}))
+                reply = Reply(unpack(reply.tensors, known), reply.metrics)
+            fault = misplaced(reply, t, i, down) or fault_of(reply, expected)
+            if step in EVALUATIONS:
+                fault = fault or score_fault(step, reply.metrics)
+            if fault:
+                faults[i] = fault
+            else:
+                sound[i] = reply
+        if step == "train" and expected:
+            faults |= absurd_lengths(sound, down, self.roster.conditions)
+        accepted = {i: reply for i, reply in sound.items() if i not in faults}
+        self.refused |= faults
+        self.client_seconds += sum(r.metrics.get(f"{step}_seconds", 0.0) for r in accepted.values())
+        if step == "train":
+            self.answered = set(accepted)
+        if len(faults) == server.setup.num_clients and step != "evaluate_mean":
+            first, what = min(faults), "scores" if step == "evaluate" else "reply"
+            raise InputError(
+                f"no client's {what} in round {t} can be used; of client {first}: {faults[first]}"
+            )
+        return accepted
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,0 +1,118 @@
+"""The roster: who is a member of a run, who takes part in a round, who has been silent.
+
+An engine's clients are numbers that stay theirs for the whole run; a server knows places, the rows
+of what it keeps. A client that leaves for good gives up its place and the rows close ranks; a
+newcomer gets a place behind them. Clients that come and go can be simulated: every choice follows
+from the seed, the round and the client, never from what was asked before, so a run that is
+continued meets the same absences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from pfedseq.engines.conditions import FederationConfig
+from pfedseq.federation import Client, Clients, Hello, Reply, Server, Tensors
+from pfedseq.seeding import torch_generator
+
+
+class Change(NamedTuple):
+    """The clients, by number, that join and that leave."""
+
+    joined: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+
+
+class Roster:
+    """The members of a run: an engine's clients, and the places that a server has for them."""
+
+    def __init__(self, engine: Clients, server: Server, conditions: FederationConfig) -> None:
+        self.engine, self.server, self.conditions = engine, server, conditions
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """By place, the number of the client that has it."""
+        return self.server.setup.clients
+
+    def participants(self, t: int) -> list[int]:
+        """The numbers of the clients that are asked to train in round t, members or not."""
+        willing = set(self.engine.participants(t))
+        here = [i for i in self._joined(t) if i in willing]
+        if self.conditions.participation == 1:
+            return here
+        count = max(1, round(self.conditions.participation * len(here)))
+        rng = torch_generator(self.server.setup.seed, "participation", t)
+        order = torch.randperm(len(here), generator=rng)
+        return sorted(here[k] for k in order[:count].tolist())
+
+    def vanishes(self, t: int, i: int) -> bool:
+        """Whether client i receives in round t and is not heard of until the next one."""
+        if self.conditions.dropout == 0:
+            return False
+        draw = torch.rand((), generator=torch_generator(self.server.setup.seed, "dropout", t, i))
+        return bool(draw < self.conditions.dropout)
+
+    def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
+        """Ask clients by number; those that vanish in round t do nothing and are missing."""
+        there = down
+        if step not in Client.reading_steps:
+            there = {i: tensors for i, tensors in down.items() if not self.vanishes(t, i)}
+        return self.engine.call(step, t, there)
+
+    def take_seats(self, t: int) -> Change:
+        """Before round t: who has left loses its place, and who has come gets one.
+
+        Who was silent for `gone_after` rounds is taken to have left; if it comes back, then as a
+        newcomer. Who leaves by its own word takes its personal model along. The last ones of all
+        keep their places.
+        """
+        gone_after, seated = self.conditions.gone_after, self.numbers
+        silent = dict(zip(seated, self.server.silent_rounds.tolist(), strict=True))
+        heard = [i for i in seated if gone_after is None or silent[i] < gone_after]
+        members = self._members(t, heard)
+        strangers = sorted(members - set(heard))
+        kept = [place for place, i in enumerate(seated) if i in members and i in heard]
+        if len(kept) == len(seated) and not strangers:
+            return Change()
+        hellos = self.engine.call("hello", t, {i: {} for i in strangers}) if strangers else {}
+        newcomers = {i: Hello.of(hellos[i]).train_examples for i in strangers if i in hellos}
+        if not kept and not newcomers:
+            return Change()
+        left = tuple(i for place, i in enumerate(seated) if place not in kept)
+        everyone = payloads(self.server)
+        if parting := {i: down for i, down in everyone.items() if i in left and i in heard}:
+            self.engine.call("export", t - 1, parting)
+        self.server.reseat(kept, newcomers)
+        return Change(tuple(newcomers), left)
+
+    def _members(self, t: int, before: Sequence[int]) -> set[int]:
+        """Who has not left keeps its place; a newcomer gets one when it is first asked."""
+        there = self.engine.members(t, before)  # first of all: it may let in somebody new
+        asked, here = self.participants(t), self._joined(t)
+        return {i for i in there if i in asked or (i in before and i in here)}
+
+    def _joined(self, t: int) -> Sequence[int]:
+        return joined(self.engine.ids, t, self.conditions)
+
+    def note_silence(self, answered: Collection[int]) -> None:
+        """After a round: who was not heard of in it."""
+        there = torch.tensor([i in answered for i in self.numbers])
+        self.server.silent_rounds = torch.where(there, 0, self.server.silent_rounds + 1)
+
+
+def joined(everyone: Sequence[int], t: int, conditions: FederationConfig) -> Sequence[int]:
+    """Those that have joined by round t and not left; at least one."""
+    late = gone = 0
+    if t < conditions.late_round:
+        late = round(conditions.late_clients * len(everyone))
+    if t >= conditions.leaving_round:
+        gone = round(conditions.leaving_clients * len(everyone))
+    return everyone[gone : len(everyone) - late] or everyone[:1]
+
+
+def payloads(server: Server) -> dict[int, Tensors]:
+    """What every client that has a place gets now, by its number."""
+    return {i: server.payload(place) for place, i in enumerate(server.setup.clients)}
