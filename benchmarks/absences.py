@@ -24,7 +24,7 @@ from pfedseq.experiments.statistics import MeanStd
 from pfedseq.methods import METHODS
 from pfedseq.report.progress import SequenceDisplay
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.records import Scores
+from pfedseq.runs.scores import Scores
 from pfedseq.runs.sweep import Entry, single, sweep
 
 Arm = tuple[str, str, list[str]]

@@ -26,8 +26,8 @@ def test_evaluation_scores_the_personal_model_on_test_and_validation():
     metrics = Fixed(None, task, {}).evaluate(OTHER.tensors()).metrics
     for split, size in (("test", 207), ("validation", 107)):
         score = task.score(OTHER, split)
-        assert metrics[f"{split}_accuracy"] == score.accuracy
-        assert metrics[f"{split}_loss"] == score.loss
+        assert metrics[f"{split}_accuracy"] == score["accuracy"]
+        assert metrics[f"{split}_loss"] == score["loss"]
         assert metrics[f"{split}_examples"] == score.num_examples == size
     assert metrics["test_loss"] != metrics["validation_loss"]
 

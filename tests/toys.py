@@ -19,13 +19,13 @@ from pfedseq.federation import (
     Method,
     MethodConfig,
     Part,
-    Score,
     Server,
     Setup,
     Split,
     Task,
     Tensors,
 )
+from pfedseq.measures import Score
 from pfedseq.methods.local import LocalClient
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
@@ -72,11 +72,12 @@ class QuadraticTask:
         cross = self.coupling * phi.adapter.sum() * phi.head.sum()
         return 0.5 * float(difference.flat() @ difference.flat()) + float(cross)
 
-    def score(self, phi: Params, split: Split) -> Score:
+    def score(self, phi: Params, split: Split, full: bool = False) -> Score:
         """Each split is harder than the one before, and has a size of its own."""
         rank = ("train", "validation", "test").index(split)
         loss = (1 + rank) * self.loss(phi, torch.tensor([0]))
-        return Score(1 / (1 + loss), loss, self.num_examples + 100 * rank)
+        values = {"accuracy": 1 / (1 + loss), "loss": loss}
+        return Score(values, self.num_examples + 100 * rank)
 
     def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Images that show θ's part of the center, labelled with the largest entry of ω's."""
@@ -175,7 +176,7 @@ class ScatteredSite:
     saved: list[Params] = field(default_factory=list)
 
     def task(self, t: int, step: str) -> ScatteredTask:
-        purpose = "personal" if step in ("evaluate", "export") else step
+        purpose = "personal" if step in ("evaluate", "keep", "assess", "export") else step
         order = torch_generator(0, "batches", self.client, t, purpose)
         return ScatteredTask(self.center, self.num_examples, order=order, saved=self.saved)
 

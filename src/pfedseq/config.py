@@ -19,6 +19,7 @@ from pfedseq.engines.conditions import FederationConfig
 from pfedseq.engines.privacy import PrivacyConfig
 from pfedseq.errors import InputError
 from pfedseq.federation import MethodConfig
+from pfedseq.measures import ALWAYS, MEASURES
 from pfedseq.methods import METHODS, find_method
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.normalisation import NAMED
@@ -41,6 +42,50 @@ class RunConfig(BaseConfig):
         1, ge=1, description="rounds between two evaluations; the last round always has one"
     )
     checkpoint_every: int = Field(1, ge=1, description="rounds between two checkpoints")
+    headline: str = Field(
+        "accuracy",
+        description="the measure that tables, tuning, the best round and the harm alarm go by: "
+        f"{', '.join(MEASURES)}",
+    )
+    measures: tuple[str, ...] = Field(
+        (),
+        description="measures of every evaluation, beside accuracy, loss and the headline; after "
+        "the last round there are all",
+    )
+    keep: Literal["last", "best_on_validation"] = Field(
+        "last",
+        description="whose models the clients keep: the last round's, or those of the round with "
+        "the best mean headline on validation data",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="evaluations without a better mean headline on validation data after which a "
+        "method stops; default: never",
+    )
+
+    @field_validator("headline")
+    @classmethod
+    def _known_headline(cls, name: str) -> str:
+        _check_measure(name)
+        return name
+
+    @field_validator("measures")
+    @classmethod
+    def _known_measures(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            _check_measure(name)
+        return names
+
+    @property
+    def each_evaluation(self) -> tuple[str, ...]:
+        """The measures of every evaluation, each once."""
+        return tuple(dict.fromkeys((*ALWAYS, self.headline, *self.measures)))
+
+
+def _check_measure(name: str) -> None:
+    if name not in MEASURES:
+        raise ValueError(f"there is no measure {name!r}: known are {', '.join(MEASURES)}")
 
 
 class ModelConfig(BaseConfig):

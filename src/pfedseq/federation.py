@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pfedseq.errors import InputError
+from pfedseq.measures import Score
 from pfedseq.params import Params, trimmed_mean, weighted_mean
 from pfedseq.params import Part as Part
 from pfedseq.training.config import LocalTraining
@@ -29,15 +30,6 @@ Batch = Tensor
 Aggregation = Literal["mean", "median", "trimmed_mean"]
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-
-
-@dataclass(frozen=True)
-class Score:
-    """How a model does on one split of a client's data."""
-
-    accuracy: float
-    loss: float
-    num_examples: int
 
 
 @dataclass(frozen=True)
@@ -95,8 +87,11 @@ class Task(Protocol):
     def loss(self, phi: Params, batch: Batch) -> float:
         """The mean loss over `batch`, of which `grad` is the gradient."""
 
-    def score(self, phi: Params, split: Split) -> Score:
-        """Accuracy and mean loss of φ on a split of the client's data."""
+    def score(self, phi: Params, split: Split, full: bool = False) -> Score:
+        """The measures of every evaluation, of φ on a split of the client's data.
+
+        With `full` all measures there are, and the counts that may be sent.
+        """
 
     def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch itself: small images (B, 3, 32, 32), normalised, and labels (B,)."""
@@ -265,10 +260,12 @@ class Client(ABC):
     of tensors that the engine keeps for it.
     """
 
-    steps: ClassVar[tuple[str, ...]] = ("hello", "train", "evaluate", "evaluate_mean", "export")
-    """The methods that a message may name."""
-    reading_steps: ClassVar[tuple[str, ...]] = ("hello", "evaluate", "evaluate_mean", "export")
-    """Those that leave the client's memory as it is."""
+    reading_steps: ClassVar[tuple[str, ...]] = (
+        *("hello", "evaluate", "evaluate_mean", "assess", "export"),
+    )
+    """Methods that a message may name and that leave the client's memory as it is."""
+    steps: ClassVar[tuple[str, ...]] = (*reading_steps, "train", "keep")
+    """All methods that a message may name."""
 
     def __init__(self, config: Any, task: Task, state: Tensors) -> None:
         self.config, self.task, self.state = config, task, state
@@ -306,23 +303,44 @@ class Client(ABC):
     def evaluate(self, down: Tensors) -> Reply:
         """Score `personal(down)` on the test and validation data."""
         phi = self.personal(down)
-        metrics: dict[str, float] = {}
-        for split in ("test", "validation"):
-            score = self.task.score(phi, split)
-            metrics[f"{split}_accuracy"] = score.accuracy
-            metrics[f"{split}_loss"] = score.loss
-            metrics[f"{split}_examples"] = score.num_examples
-        return Reply(metrics=metrics)
+        return Reply(metrics=self._scored(phi, "test") | self._scored(phi, "validation"))
+
+    def keep(self, down: Tensors) -> Reply:
+        """Remember `personal(down)` as the model to export: the best so far."""
+        phi = self.personal(down)
+        self.state.update(kept_adapter=phi.adapter, kept_head=phi.head)
+        return Reply()
+
+    def kept(self, down: Tensors) -> Params:
+        """The model to export: what `keep` remembered, else `personal(down)`."""
+        if "kept_adapter" in self.state:
+            return Params(self.state["kept_adapter"], self.state["kept_head"])
+        return self.personal(down)
+
+    def assess(self, down: Tensors) -> Reply:
+        """All measures of the model to export, and the counts of its predictions on test data."""
+        phi = self.kept(down)
+        test = self.task.score(phi, "test", full=True)
+        counts = test.counts.tensors() if test.counts is not None else {}
+        return Reply(counts, self._named("test", test) | self._scored(phi, "validation"))
+
+    def _scored(self, phi: Params, split: Split) -> dict[str, float]:
+        return self._named(split, self.task.score(phi, split))
+
+    @staticmethod
+    def _named(split: Split, score: Score) -> dict[str, float]:
+        values = {f"{split}_{name}": value for name, value in score.values.items()}
+        return {**values, f"{split}_examples": score.num_examples}
 
     def evaluate_mean(self, down: Tensors) -> Reply:
         """Score the mean of all on the validation data; the head is one's own if none was sent."""
         own = {"head": self.state.get("head", self.task.initial.head)}
         score = self.task.score(Params.of(own | down), "validation")
-        return Reply(metrics={"mean_validation_accuracy": score.accuracy})
+        return Reply(metrics={f"mean_validation_{name}": v for name, v in score.values.items()})
 
     def export(self, down: Tensors) -> Reply:
         """Save the personal model at the client's own site: a private head is not sent up."""
-        self.task.save(self.personal(down))
+        self.task.save(self.kept(down))
         return Reply()
 
 

@@ -64,12 +64,12 @@ def test_run_leaves_everything_that_is_promised(command, quick, tmp_path):
     assert [(r["method"], r["round"]) for r in records] == [
         (m, t) for m in ("pfedseq", "local") for t in range(1, 5)
     ]
-    assert len(records[0]["test_accuracy"]) == 3
+    assert len(records[0]["test"]["accuracy"]) == 3
     summary = json.loads((out / "summary.json").read_text())
     last = records[3]
     assert summary["methods"]["pfedseq"]["client_mean"] == last["client_mean"]
-    assert last["client_mean"] == pytest.approx(sum(last["test_accuracy"]) / 3)
-    assert last["worst_client"] == min(last["test_accuracy"])
+    assert last["client_mean"] == pytest.approx(sum(last["test"]["accuracy"]) / 3)
+    assert last["worst_client"] == min(last["test"]["accuracy"])
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     with safe_open(out / "adapters/pfedseq/client_02/adapter_model.safetensors", "pt") as file:
         assert any("lora_A" in name for name in file.keys())  # noqa: SIM118
@@ -101,7 +101,7 @@ def test_rounds_may_go_without_an_evaluation_but_the_last(command, quick, tmp_pa
         json.loads((tmp_path / name / "summary.json").read_text())["methods"]["pfedseq"]
         for name in ("each", "some")
     ]
-    for key in ("rounds", "client_mean", "test_accuracy", "bytes_up"):
+    for key in ("rounds", "client_mean", "test", "bytes_up"):
         assert summaries[0][key] == summaries[1][key]
     assert (tmp_path / "some" / "curves.png").stat().st_size > 0
 

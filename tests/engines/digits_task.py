@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
-from pfedseq.federation import Hello, Score
+from pfedseq.federation import Hello
+from pfedseq.measures import score
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 
@@ -78,11 +79,10 @@ class DigitsTask:
         images, labels = (x[batch] for x in self.split("train"))
         return float(F.cross_entropy(self.logits(phi, images), labels))
 
-    def score(self, phi, split):
+    def score(self, phi, split, full=False):
         images, labels = self.split(split)
         logits = self.logits(phi, images)
-        accuracy = float((logits.argmax(1) == labels).float().mean())
-        return Score(accuracy, float(F.cross_entropy(logits, labels)), len(labels))
+        return score(logits, labels)
 
     def save(self, phi):
         self.saved.append(phi)

@@ -17,7 +17,8 @@ from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
-from pfedseq.federation import Client, MethodConfig, Question, Reply, Score, Setup
+from pfedseq.federation import Client, MethodConfig, Question, Reply, Setup
+from pfedseq.measures import Score
 from pfedseq.methods import METHODS
 from pfedseq.model import shared_passes
 from pfedseq.model.adapted import AdaptedModel
@@ -199,7 +200,8 @@ def test_a_pass_holds_no_more_than_its_share_of_examples(monkeypatch):
     together = ExampleTask.answer_together([Question(task, "score", (p, "test")) for p in phis])
     assert seen == [(16, 8), (16, 8), (8, 4)]
     alone = [task.score(phi, "test") for phi in phis]
-    assert [one.loss for one in together] == pytest.approx([one.loss for one in alone], rel=1e-4)
+    losses = [one["loss"] for one in together]
+    assert losses == pytest.approx([one["loss"] for one in alone], rel=1e-4)
     assert shared_passes.AT_ONCE * (shared_passes.ENOUGH_ALONE - 1) <= EVALUATION_BATCH
 
 
@@ -207,7 +209,7 @@ def test_every_kind_of_question_finds_its_answer():
     tasks = [site.task(1, "train") for site in make_sites()]
     phi, batch = jittered(tasks[0].initial, 0), torch.arange(4)
     questions = [
-        Question(tasks[0], "score", (phi, "test")),
+        Question(tasks[0], "score", (phi, "test", False)),
         Question(tasks[1], "grad", (phi, batch, "both")),
         Question(tasks[2], "loss", (phi, batch)),
         Question(tasks[0], "grad", (phi, batch, "head")),
@@ -219,8 +221,8 @@ def test_every_kind_of_question_finds_its_answer():
         if isinstance(alone, Params):
             torch.testing.assert_close(together.flat(), alone.flat(), rtol=1e-3, atol=1e-5)
         elif isinstance(alone, Score):
-            assert together.accuracy == alone.accuracy
-            assert together.loss == pytest.approx(alone.loss, rel=1e-4)
+            assert together["accuracy"] == alone["accuracy"]
+            assert together["loss"] == pytest.approx(alone["loss"], rel=1e-4)
         else:
             assert together == pytest.approx(alone, rel=1e-4)
 

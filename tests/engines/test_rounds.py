@@ -27,10 +27,10 @@ def test_the_new_payload_is_evaluated_and_not_the_one_before():
     mean = 0.25 * CENTERS[0] + 0.75 * CENTERS[1]
     for i, center in enumerate(CENTERS):
         expected = QuadraticTask(center).score(LR * mean, "test")
-        assert outcome.evaluated[i]["test_loss"] == pytest.approx(expected.loss)
+        assert outcome.evaluated[i]["test_loss"] == pytest.approx(expected["loss"])
         start = Params(torch.zeros_like(center.adapter), torch.zeros_like(center.head))
         before = QuadraticTask(center).score(start, "test")
-        assert outcome.evaluated[i]["test_loss"] != pytest.approx(before.loss)
+        assert outcome.evaluated[i]["test_loss"] != pytest.approx(before["loss"])
 
 
 def test_bytes_are_those_of_the_tensors_that_pass():

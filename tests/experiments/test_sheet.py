@@ -10,7 +10,8 @@ from pfedseq.experiments.settings import Scenario, differences, find_scenarios
 from pfedseq.experiments.sheet import fill_sheet
 from pfedseq.experiments.statistics import MeanStd
 from pfedseq.experiments.writing import latex_text, write_csv, write_latex
-from pfedseq.runs.records import BestRound, Cost, MethodSummary
+from pfedseq.runs.records import Cost
+from tests.scored import summary_of
 
 PACS = Scenario("pacs", "lab/pacs", "domainnet")
 ROUNDS = {"pacs": 40}
@@ -18,8 +19,7 @@ ROUNDS = {"pacs": 40}
 
 def summary(mean, *, seconds=10.0, rounds=5, up=0, down=0, clients=4):
     cost = Cost(up, down, client_seconds=seconds, server_seconds=0.0, evaluate_seconds=99.0)
-    best = BestRound(1, mean)
-    return MethodSummary(rounds, mean, mean, mean, mean, (mean,) * clients, None, best, cost)
+    return summary_of((mean,) * clients, rounds=rounds, cost=cost, best=mean)
 
 
 def sheet_of(name, runs, seeds=(0,)):

@@ -251,12 +251,11 @@ def _pickle() -> Target:
 def _run_folder(work: Path) -> Target:
     folder = RunFolder(work / "run")
     folder.path.mkdir()
-    scores = {"client_mean": 0.5, "sample_weighted": 0.5, "worst_client": 0.4, "bottom_decile": 0.4}
-    columns = {"clients": [0], "test_accuracy": [0.5], "test_loss": [1.0]}
-    validation = {"validation_accuracy": [0.5], "validation_loss": [1.0], "validation_mean": 0.5}
+    columns = {"examples": [1], "accuracy": [0.5], "loss": [1.0]}
+    scores = {"headline": "accuracy", "clients": [0], "test": columns, "validation": columns}
     cost = {"bytes_up": 1, "bytes_down": 1, "client_seconds": 1.0, "server_seconds": 1.0}
-    cost |= {"evaluate_seconds": 1.0, "test_loss_mean": 1.0}
-    line = json.dumps({"method": "local", "round": 1, **scores, **columns, **validation, **cost})
+    cost |= {"evaluate_seconds": 1.0}
+    line = json.dumps({"method": "local", "round": 1, **scores, **cost})
     client = {"name": "a", "train": [0], "validation": [1], "test": [2]}
     sound = {
         folder.metrics: line + "\n" + line.replace('"round": 1', '"round": 2') + "\n",

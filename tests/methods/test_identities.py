@@ -176,4 +176,4 @@ def test_what_is_exported_is_what_was_tested(name):
     tested, exported = clients.call("evaluate", 2, down), personal_models(clients, 2, down)
     for i in clients.ids:
         score = clients.sites[i].task(2, "evaluate").score(exported[i], "test")
-        assert tested[i].metrics["test_loss"] == pytest.approx(score.loss, rel=1e-6)
+        assert tested[i].metrics["test_loss"] == pytest.approx(score["loss"], rel=1e-6)

@@ -1,13 +1,11 @@
 """Learning curves of a comparison: a marker wherever it was measured."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from pfedseq.report import figures
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.records import Cost, RoundRecord, Scores
-
-SCORES = Scores(0.5, 0.5, 0.5, 0.5, None, 1.0, (0,), (0.5,), (1.0,), (None,), (None,))
+from pfedseq.runs.records import Cost, RoundRecord
+from tests.scored import scores_of
 
 
 def run_folder(path, method, accuracies):
@@ -15,7 +13,7 @@ def run_folder(path, method, accuracies):
     folder = RunFolder(path)
     path.mkdir(parents=True)
     for t in range(1, 1 + max(accuracies)):
-        scores = replace(SCORES, client_mean=accuracies[t]) if t in accuracies else None
+        scores = scores_of((accuracies[t],)) if t in accuracies else None
         folder.append(RoundRecord(method, t, scores, Cost(0, 0, 0.0, 0.0, 0.0)))
     return folder
 

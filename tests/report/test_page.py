@@ -12,29 +12,14 @@ from pfedseq.experiments.statistics import mean_interval
 from pfedseq.report.page import as_script, content, write_page
 from pfedseq.report.page.content import page_content
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.records import Cost, RoundRecord, Scores
+from pfedseq.runs.records import Cost, RoundRecord
 from pfedseq.runs.run import run
+from tests.scored import scores_of, summary_of
 
 NASTY = "<script>document.title='hacked'</script>"
 CLIENTS = [NASTY, "São Paulo", "</script><b>bold", "north"]
 METHODS = ["pfedseq", "local", "fedavg", "fedrep"]
 HERE = {"pfedseq": 0.05, "local": 0.0, "fedavg": -0.1, "fedrep": 0.02}
-
-
-def scores(accuracies):
-    return Scores(
-        client_mean=sum(accuracies) / len(accuracies),
-        sample_weighted=accuracies[0],
-        worst_client=min(accuracies),
-        bottom_decile=min(accuracies),
-        validation_mean=None,
-        test_loss_mean=1.0,
-        clients=tuple(range(len(accuracies))),
-        test_accuracy=tuple(accuracies),
-        test_loss=(1.0,) * len(accuracies),
-        validation_accuracy=(None,) * len(accuracies),
-        validation_loss=(None,) * len(accuracies),
-    )
 
 
 def accuracy(method, seed, i, t):
@@ -57,7 +42,9 @@ def fill(folder, seed, rounds=6, clients=CLIENTS):
             cost = Cost(1000, 2000, 1.5, 0.5, 9.0)
             absent = (1, 3) if (method, t) == ("local", 5) else ()
             made.append(
-                RoundRecord(method, t, scores(seen) if t % 2 == 0 else None, cost, absent=absent)
+                RoundRecord(
+                    method, t, scores_of(seen, seen) if t % 2 == 0 else None, cost, absent=absent
+                )
             )
     made.write_summary()
     return made
@@ -82,7 +69,7 @@ def test_the_content_is_that_of_the_runs(runs):
     assert (local["low"][-1], local["high"][-1]) == pytest.approx(
         (100 * means[0], 100 * means[1]), abs=2e-3
     )
-    assert local["runs"][1]["cells"][-1] == [round(1000 * a) for a in by_hand[1]]
+    assert local["runs"][1]["cells"][-1] == [round(100 * a, 1) for a in by_hand[1]]
     assert (local["seconds"], local["bytes"]) == (2.0, 18_000)
     assert local["runs"][0]["absent"] == [[5, (1, 3)]]
     assert board["lines"][0]["runs"][0]["absent"] == []
@@ -107,17 +94,18 @@ def test_a_run_that_goes_on_is_compared_with_nobody(tmp_path):
 
 
 def test_clients_served_worse_are_named(tmp_path):
-    """pFedSeq loses to FedRep nowhere; after a dent at one client of seed 0, just there."""
+    """On validation pFedSeq loses nowhere; after a dent at one client of seed 0, just there."""
     made = fill(tmp_path / "run", 0)
+    made.keep_records("fedrep", 0)  # below FedAvg nowhere, below Local nowhere; but no yardstick
     assert page_content([tmp_path])["boards"][0]["behind"] == []
     lines = made.metrics.read_text().splitlines()
     dented = json.loads(lines[5])
     assert (dented["method"], dented["round"]) == ("pfedseq", 6)
-    dented["test_accuracy"][3] = 0.1
+    dented["validation"]["accuracy"][3] = 0.1
     made.metrics.write_text("\n".join([*lines[:5], json.dumps(dented), *lines[6:]]) + "\n")
     found = page_content([tmp_path])["boards"][0]["behind"]
     assert {(b["client"], b["title"], b["ours"]) for b in found} == {("north", "pFedSeq", 10.0)}
-    assert [b["than"] for b in found] == ["FedRep", "Local", "FedAvg"]  # the largest loss first
+    assert [b["than"] for b in found] == ["Local", "FedAvg"]  # the largest loss first
 
 
 def test_a_name_cannot_leave_its_place(runs, tmp_path):
@@ -285,7 +273,8 @@ def test_it_fits_a_phone(browser, runs, tmp_path):
 def finished(accuracies):
     """A run of three clients, of which these were there at the last evaluation."""
     clients = [{"name": name} for name in "abc"]
-    of = SimpleNamespace(by_client=accuracies)
+    values = tuple(accuracies.values())
+    of = summary_of(values, validation=values, clients=tuple(accuracies))
     return [SimpleNamespace(moment=(0, 4), seed=0, data={"clients": clients}, summary=of)]
 
 

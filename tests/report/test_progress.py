@@ -1,20 +1,18 @@
 """Progress where nobody watches, and after a run was continued."""
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from pfedseq.report import progress
 from pfedseq.report.progress import Pace, ProgressDisplay, StepDisplay, minutes
-from pfedseq.runs.records import Cost, RoundRecord, Scores
-
-SCORES = Scores(0.5, 0.5, 0.5, 0.5, None, 1.0, (0,), (0.5,), (1.0,), (None,), (None,))
+from pfedseq.runs.records import Cost, RoundRecord
+from tests.scored import scores_of
 
 
 def record(method, t, accuracy=None, seconds=3.0):
-    scores = None if accuracy is None else replace(SCORES, client_mean=accuracy)
+    scores = None if accuracy is None else scores_of((accuracy,))
     return RoundRecord(method, t, scores, Cost(0, 0, 0.0, 0.0, 0.0, seconds))
 
 

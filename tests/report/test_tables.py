@@ -10,11 +10,13 @@ from rich.console import Console
 
 from pfedseq.data.distribution import ClientRow
 from pfedseq.data.preparing import Prepared
+from pfedseq.experiments.results import Comparison, ComparisonRow, Lead, quantities
 from pfedseq.experiments.statistics import Interval, MeanStd
+from pfedseq.measures import MEASURES
 from pfedseq.methods import METHODS
 from pfedseq.report import tables
-from pfedseq.report.comparison import ComparisonRow
-from pfedseq.runs.records import BestRound, Cost, MethodSummary, RunSummary
+from pfedseq.runs.records import Cost, RunSummary
+from tests.scored import scores_of, summary_of
 
 
 @pytest.fixture
@@ -53,9 +55,7 @@ def test_clients_by_classes_fit_and_cut_no_word(screen, num_classes, long):
 def summary(methods, clients):
     cost = Cost(123_456_789, 123_456_789, 12_345.6, 1_234.5, 1.0)
     accuracy = tuple((n * 37 % 101) / 100 for n in range(len(clients)))
-    one = MethodSummary(
-        80, 0.5, 0.5, 0.25, 0.25, accuracy, BestRound(3, 0.6), BestRound(3, 0.6), cost
-    )
+    one = summary_of(accuracy, rounds=80, cost=cost)
     return RunSummary(dict.fromkeys(methods, one), tuple(clients))
 
 
@@ -66,19 +66,23 @@ def test_every_client_of_a_run_is_listed_by_name(screen, tmp_path, monkeypatch):
     tables.print_results(summary(["pfedseq", "local"], ["Ann", "São Paulo", "北京"]), Path("out"))
     found = lines(screen)
     rows = [line.split() for line in found]
-    assert ["Ann", "0.00", "0.00"] in rows
-    assert ["São", "Paulo", "37.00", "37.00"] in rows
-    assert ["北京", "74.00", "74.00"] in rows
+    assert ["Ann", "10", "0.00", "0.00"] in rows
+    assert ["São", "Paulo", "10", "37.00", "37.00"] in rows
+    assert ["北京", "10", "74.00", "74.00"] in rows
     assert any("out/clients.png" in line for line in found)
     assert not any("out/adapters" in line for line in found)  # only what is there
 
 
 def test_a_site_that_was_absent_in_the_last_round_has_a_dash_and_others_their_own(screen):
     of = summary(["pfedseq"], ["Ann", "Bo"])
-    row = replace(of.methods["pfedseq"], clients=(0, 2))
+    row = replace(of.methods["pfedseq"], scores=scores_of((0.0, 0.37), clients=(0, 2)))
     tables.print_results(replace(of, methods={"pfedseq": row}, clients=tuple("abc")), Path("out"))
     rows = [line.split() for line in lines(screen)]
-    assert [r for r in rows if len(r) == 2][-3:] == [["a", "0.00"], ["b", "–"], ["c", "37.00"]]
+    assert [r for r in rows if len(r) == 3 and r[0] in "abc"][-3:] == [
+        ["a", "10", "0.00"],
+        ["b", "–", "–"],
+        ["c", "10", "37.00"],
+    ]
     assert "–: absent in the last round" in screen.getvalue()
 
 
@@ -105,14 +109,17 @@ def test_of_many_clients_the_worst_are_listed_and_of_many_methods_the_first(scre
 
 def row(method):
     value = MeanStd(0.6612, 0.1234)
-    ahead = Interval(0.012, 0.0035, 0.0205)
-    scores = (value, value, value, value, None, value)
-    return ComparisonRow(method, *scores, ahead, 12, 18, 10.0, 1.25, 123e6, 123e6)
+    ahead = Lead(Interval(0.012, 0.0035, 0.0205), 12, 18, 3)
+    keys = (one.key for one in quantities(MEASURES["accuracy"]))
+    values = dict.fromkeys(keys, value) | {"best_on_validation": None}
+    return ComparisonRow(method, values, ahead, 10.0, 1.25, 123e6, 123e6, {})
 
 
 @pytest.mark.parametrize(("seeds", "deviation"), [([0], False), ([0, 1, 2], True)])
 def test_a_comparison_of_one_seed_has_no_deviation(screen, seeds, deviation):
-    tables.print_comparison([row(name) for name in METHODS], seeds, Path("out"))
+    rows = tuple(row(name) for name in METHODS)
+    of = Comparison(MEASURES["accuracy"], rows, tuple(seeds), "last", 1200, 0)
+    tables.print_comparison(of, Path("out"))
     found = lines(screen)
     text = "\n".join(found)
     assert ("±" in text) == deviation
@@ -120,7 +127,7 @@ def test_a_comparison_of_one_seed_has_no_deviation(screen, seeds, deviation):
     assert text.count("+1.20 [+0.35, +2.05]") == len(METHODS) - 1  # not against itself
     assert "optimistic" in text
     assert "66.12" in text
-    assert ("seeds 0, 1, 2" if deviation else "seed 0") in found[0]
+    assert ("n = 1,200, seeds 0, 1, 2" if deviation else "n = 1,200, seed 0") in found[0]
     assert "out/curves.png" in text
 
 

@@ -11,10 +11,11 @@ from pfedseq.config import make_config
 from pfedseq.errors import InputError
 from pfedseq.report import tracking as tracking_module
 from pfedseq.report.tracking import Tracking, open_tracking, tracked, tracked_values
-from pfedseq.runs.records import Cost, RoundRecord, Scores
+from pfedseq.runs.records import Cost, RoundRecord
 from pfedseq.runs.sweep import Entry
+from tests.scored import scores_of
 
-SCORES = Scores(0.5, 0.4, 0.1, 0.2, None, 1.5, (0,), (0.5,), (1.5,), (None,), (None,))
+SCORES = scores_of((0.4, 0.6), loss=1.5)
 COST = Cost(10, 20, 1.0, 0.5, 0.1, 0.9)
 ROUNDS = [
     RoundRecord("fedavg", 1, None, COST, answered=2),
@@ -30,7 +31,7 @@ def refuse(sentence):
 def test_what_is_a_single_number_is_tracked():
     assert "accuracy/client_mean" not in tracked_values(ROUNDS[0])
     values = tracked_values(ROUNDS[1])
-    assert (values["accuracy/client_mean"], values["loss/test"]) == (0.5, 1.5)
+    assert (values["accuracy/client_mean"], values["loss/client_mean"]) == (0.5, 1.5)
     assert (values["cost/bytes_down"], values["clients/answered"]) == (20.0, 1.0)
     assert "accuracy/validation_mean" not in values  # nobody holds validation examples
 

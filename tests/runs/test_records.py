@@ -43,17 +43,18 @@ def test_means_and_tails():
     """Accuracies .2 (30 images) and .8 (10): plain mean .5, weighted (6 + 8) / 40 = .35."""
     record = record_of(1, {1: scores(0.8, 10, 0.25, loss=3.0), 0: scores(0.2, 30, 0.75, loss=2.0)})
     assert record.scores.clients == (0, 1)
-    assert record.scores.test_accuracy == (0.2, 0.8)
-    assert record.scores.test_loss == (2.0, 3.0)
-    assert record.scores.test_loss_mean == pytest.approx(2.5)
-    assert record.scores.validation_accuracy == (0.75, 0.25)
-    assert record.scores.validation_loss == (1.0, 1.0)
+    assert record.scores.test["accuracy"] == (0.2, 0.8)
+    assert record.scores.test["loss"] == (2.0, 3.0)
+    assert record.scores.over_clients("loss").client_mean == pytest.approx(2.5)
+    assert record.scores.over_clients("loss").worst_client == 3.0
+    assert record.scores.validation["accuracy"] == (0.75, 0.25)
+    assert record.scores.validation["loss"] == (1.0, 1.0)
     assert record.scores.validation_mean == pytest.approx(0.5)
     assert record.scores.client_mean == pytest.approx(0.5)
-    assert record.scores.sample_weighted == pytest.approx(0.35)
+    assert record.scores.over_test.sample_weighted == pytest.approx(0.35)
     assert record.scores.worst_client == 0.2
     many = {i: scores(i / 20, 1) for i in range(20)}
-    assert record_of(1, many).scores.bottom_decile == pytest.approx(0.025)
+    assert record_of(1, many).scores.over_test.bottom_decile == pytest.approx(0.025)
 
 
 def test_durations_are_named_so():
@@ -78,7 +79,7 @@ def test_without_a_validation_split_nothing_is_best_on_it():
     clients = {0: scores(0.2, 1, 0.0, validation_examples=0)}
     record = record_of(1, clients)
     assert record.scores.validation_mean is None
-    assert record.scores.validation_accuracy == (None,)
+    assert record.scores.validation["accuracy"] == (None,)
     assert summarise_run([record]).best_on_validation is None
     summary = RunSummary({"local": summarise_run([record])}, ("ann",), {}, 2.5)
     assert summary.to_json()["methods"]["local"]["best_on_validation"] is None
@@ -89,7 +90,7 @@ def test_validation_is_averaged_over_those_who_have_it():
     clients = {0: scores(0.2, 1, 0.9), 1: scores(0.3, 1, 0.0, validation_examples=0)}
     record = record_of(1, clients)
     assert record.scores.validation_mean == pytest.approx(0.9)
-    assert record.scores.validation_accuracy == (0.9, None)
+    assert record.scores.validation["accuracy"] == (0.9, None)
 
 
 def test_records_and_summaries_survive_json():
@@ -157,17 +158,20 @@ def test_clients_that_are_better_off_alone_are_named():
         "pfedseq": [scored("pfedseq", 2, (0.4, 0.5, 0.7, None))],
         "fedrep": [scored("fedrep", 2, (0.9, 0.9, 0.9, 0.9))],
     }
-    assert harmed_clients(runs, ("a", "b", "c", "d")) == {
+    last = {name: records[-1].scores for name, records in runs.items()}
+    assert harmed_clients(last, ("a", "b", "c", "d")) == {
         "pfedseq": {"local": ["a"], "fedavg": ["b"]}
     }
-    assert harmed_clients({"pfedseq": runs["pfedseq"]}, ("a", "b", "c", "d")) == {}
+    assert harmed_clients({"pfedseq": last["pfedseq"]}, ("a", "b", "c", "d")) == {}
 
 
 def test_clients_that_the_mean_adapter_serves_better_are_named():
     """Only the third is below it; the last did not say, or has nothing to judge by."""
     record = scored("pfedseq", 2, (0.4, 0.5, 0.6, None, 0.1), mean=(0.4, 0.4, 0.7, 0.9))
-    assert record.scores.mean_validation_accuracy == (0.4, 0.4, 0.7, None, None)
+    assert record.scores.mean_adapter == (0.4, 0.4, 0.7, None, None)
     assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
-    assert harmed_clients({"pfedseq": [record]}, "abcde") == {"pfedseq": {"mean_adapter": ["c"]}}
+    assert harmed_clients({"pfedseq": record.scores}, "abcde") == {
+        "pfedseq": {"mean_adapter": ["c"]}
+    }
     unasked = scored("pfedseq", 2, (0.4, 0.5))
-    assert "mean_validation_accuracy" not in unasked.to_json()
+    assert "mean_adapter" not in unasked.to_json()

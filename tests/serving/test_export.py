@@ -63,8 +63,8 @@ def test_the_card_holds_the_clients_own_figures(exported, finished):
     scores = RunFolder(finished).by_method()["pfedseq"][-1].scores
     for place, site in enumerate(("harbour", "mill", "quarry")):
         card = (exported / site / "README.md").read_text()
-        assert f"| test accuracy | {100 * scores.test_accuracy[place]:.2f} % |" in card
-        assert f"| test loss | {scores.test_loss[place]:.4f} |" in card
+        assert f"| test accuracy | {100 * scores.test['accuracy'][place]:.2f} % |" in card
+        assert f"| test loss | {scores.test['loss'][place]:.4f} |" in card
         assert "22 to train, 2 to validate, 8 to test" in card
         assert "rank 3, alpha 16" in card
         assert "warmup_rounds = 1" in card

@@ -48,11 +48,11 @@ def test_transformers_and_peft_alone_score_what_the_run_has_reported(
             logits = theirs(pixel_values=pixels).logits
         torch.testing.assert_close(logits, models.load(index).logits(pixels), rtol=1e-4, atol=1e-4)
         assert float(cross_entropy(logits, labels)) == pytest.approx(
-            scores.test_loss[index], rel=1e-4, abs=1e-5
+            scores.test["loss"][index], rel=1e-4, abs=1e-5
         )
         own = own_test_images.evaluate(models.load(index), client.name)
-        assert own.accuracy == scores.test_accuracy[index]
-        assert own.loss == pytest.approx(scores.test_loss[index], rel=1e-5)
+        assert own.measures["accuracy"] == scores.test["accuracy"][index]
+        assert own.measures["loss"] == pytest.approx(scores.test["loss"][index], rel=1e-5)
 
 
 def test_predict_names_the_class_of_each_image(command, finished, photos):
@@ -152,7 +152,7 @@ def test_evaluate_counts_what_is_taken_for_what(finished, photos, tmp_path):
     found = [one.classes[0] for one in predict_files(model, sorted(folder.iterdir()))]
     whole = model.class_names.index("whole")
     assert result.num_images == 9
-    assert result.accuracy == found.count("whole") / 9
+    assert result.measures["accuracy"] == found.count("whole") / 9
     assert result.confusion[whole].tolist() == [found.count(n) for n in model.class_names]
     assert result.confusion[1 - whole].sum() == 0
     described = result.to_json()["classes"]
@@ -164,14 +164,14 @@ def test_evaluate_counts_what_is_taken_for_what(finished, photos, tmp_path):
 def test_evaluate_prints_tables_and_json(command, finished, photos):
     code, out, _ = command("evaluate", finished, "--client", "mill", "--data", photos / "quarry")
     assert code == 0
-    assert "Accuracy in % of each class" in out
+    assert "Recall in % of each class" in out
     assert " mill " in out
     code, out, _ = command("evaluate", finished, "-m", "fedavg")
     assert code == 0
     assert all(f" {site} " in out for site in ("harbour", "mill", "quarry"))
     code, out, _ = command("evaluate", finished, "-m", "fedavg", "--json")
     scores = RunFolder(finished).by_method()["fedavg"][-1].scores
-    assert [one["accuracy"] for one in json.loads(out).values()] == list(scores.test_accuracy)
+    assert [one["accuracy"] for one in json.loads(out).values()] == list(scores.test["accuracy"])
 
 
 def test_wrong_arguments_get_a_sentence(command, finished, photos, tmp_path):

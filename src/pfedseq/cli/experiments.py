@@ -202,6 +202,7 @@ def tune(
     from pfedseq.config import load_config
     from pfedseq.experiments.tune import tune as search
     from pfedseq.experiments.tune import write_tuning
+    from pfedseq.measures import find_measure
     from pfedseq.methods import chosen
     from pfedseq.report.experiments import print_made, print_trials
     from pfedseq.report.progress import SequenceDisplay
@@ -218,5 +219,5 @@ def tune(
     ):
         found = search(checked, names, seed_numbers, trials, folder, display.announce, tell_once())
     files = write_tuning(checked, found, folder)
-    print_trials(found)
+    print_trials(found, find_measure(checked.run.headline))
     print_made(files, {})

@@ -9,6 +9,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
+from pfedseq.measures import MEASURES
 from pfedseq.report.console import console
 
 if TYPE_CHECKING:
@@ -35,21 +36,30 @@ def print_evaluations(found: Mapping[str, Evaluation]) -> None:
     """A row for each client; of a single one also a row for each class."""
     table = Table(box=SIMPLE, padding=0, collapse_padding=True)
     table.add_column("client", overflow="fold")
-    for heading in ("images", "accuracy", "loss"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    measures = [measure for name, measure in MEASURES.items() if _defined(found, name)]
+    table.add_column("n", justify="right", no_wrap=True)
+    for measure in measures:
+        table.add_column(measure.format.label(measure.title.replace(" ", "\n")), justify="right")
     for name, one in found.items():
-        accuracy, loss = f"{100 * one.accuracy:.2f}", f"{one.loss:.4f}"
-        table.add_row(escape(name), f"{one.num_images:,}", accuracy, loss)
-    console.print("[italic]Accuracy in %, and mean cross-entropy[/italic]", table, sep="\n")
+        cells = (
+            measure.format(one.measures[measure.name]) if measure.name in one.measures else "–"
+            for measure in measures
+        )
+        table.add_row(escape(name), f"{one.num_images:,}", *cells)
+    console.print("[italic]Measures on n images[/italic]", table, sep="\n")
     if len(found) == 1:
         _print_classes(next(iter(found.values())))
+
+
+def _defined(found: Mapping[str, Evaluation], name: str) -> bool:
+    return any(name in one.measures for one in found.values())
 
 
 def _print_classes(one: Evaluation) -> None:
     table = Table(box=SIMPLE, padding=0, collapse_padding=True)
     table.add_column("class", overflow="fold")
     table.add_column("images", justify="right", no_wrap=True)
-    table.add_column("accuracy", justify="right", no_wrap=True)
+    table.add_column("recall", justify="right", no_wrap=True)
     table.add_column("mistaken most often for", overflow="fold")
     counts = one.confusion.sum(1)
     seen = [number for number in range(len(counts)) if counts[number]]
@@ -60,6 +70,6 @@ def _print_classes(one: Evaluation) -> None:
         taken = f"{one.class_names[other]} ({mistakes[other]:,})" if mistakes[other] else ""
         share = f"{100 * one.confusion[number, number] / counts[number]:.2f}"
         table.add_row(escape(one.class_names[number]), f"{counts[number]:,}", share, escape(taken))
-    console.print("[italic]Accuracy in % of each class[/italic]", table, sep="\n")
+    console.print("[italic]Recall in % of each class[/italic]", table, sep="\n")
     if len(seen) > MOST_CLASSES:
         console.print(f"… and {len(seen) - MOST_CLASSES} classes more; --json has them all")

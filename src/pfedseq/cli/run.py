@@ -119,8 +119,8 @@ def compare(
     - `pfedseq compare demo --track tensorboard`, then `tensorboard --logdir runs/compare-demo`
     """
     from pfedseq.config import load_config
+    from pfedseq.experiments.results import compare_runs
     from pfedseq.methods import chosen
-    from pfedseq.report.comparison import compare_runs, write_comparison
     from pfedseq.report.figures import draw_comparison, draw_curves
     from pfedseq.report.progress import SequenceDisplay
     from pfedseq.report.tables import print_comparison
@@ -143,10 +143,10 @@ def compare(
     ):
         sweep(entries, folder, announce, draw_curves, tell_once())
     runs = {name: [RunFolder(folder / name / f"seed_{s}") for s in seed_numbers] for name in names}
-    rows = compare_runs(runs)
-    write_comparison(rows, seed_numbers, folder / "comparison.json")
+    comparison = compare_runs(runs, seed_numbers)
+    comparison.write(folder / "comparison.json")
     draw_comparison(runs, folder / "curves.png")
-    print_comparison(rows, seed_numbers, folder)
+    print_comparison(comparison, folder)
 
 
 def _show(config: Any, work: Any, folder: Path, track: str | None) -> None:

@@ -327,7 +327,7 @@ def push(
     """Send them, valid for `seconds`; the messages' ids in order, None where one was refused."""
     if not contents:
         return []
-    evaluations = dict.fromkeys(("evaluate", "evaluate_mean"), "evaluate")
+    evaluations = dict.fromkeys(("evaluate", "evaluate_mean", "assess"), "evaluate")
     kind = {**evaluations, "hello": "query", "export": "query"}.get(request.step, "train")
     messages = [  # a list: Flower goes over it twice
         Message(

@@ -185,7 +185,10 @@ def _serve(
         if record.scores is not None:
             missing |= set(range(len(names))) - set(record.scores.clients)
         absent = [names[i] for i in sorted(missing)]
-        score = f", accuracy {record.scores.client_mean:.4f}" if record.scores else ""
+        score = ""
+        if record.scores is not None:
+            headline = record.scores.measure
+            score = f", {headline.title} {headline.format.with_unit(record.scores.client_mean)}"
         sentence = f"{record.method}: round {record.round} of {rounds}{score}"
         status.write("running", sentence, sites=names, absent=absent)
         tell(sentence + (f"; absent: {', '.join(absent)}" if absent else ""))

@@ -142,6 +142,7 @@ def _site(
         training.batch_size,
         config.run.seed,
         examples_per_round=training.examples_per_round,
+        measures=config.run.each_evaluation,
     )
     return config, site, images
 

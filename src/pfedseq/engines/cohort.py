@@ -18,7 +18,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from pfedseq.federation import Answer, Batch, Hello, Part, Question, Score, Site, Split, Task
+from pfedseq.federation import Answer, Batch, Hello, Part, Question, Site, Split, Task
+from pfedseq.measures import Score
 from pfedseq.params import Params
 
 FULL_PASS, FULL_PASS_OF_A_CARD = 40, 64
@@ -120,9 +121,9 @@ class CohortTask:
         assert isinstance(loss, float)
         return loss
 
-    def score(self, phi: Params, split: Split) -> Score:
-        """Accuracy and mean loss on a split."""
-        score = self._ask("score", phi, split)
+    def score(self, phi: Params, split: Split, full: bool = False) -> Score:
+        """The measures on a split."""
+        score = self._ask("score", phi, split, full)
         assert isinstance(score, Score)
         return score
 

@@ -15,7 +15,7 @@ from pfedseq.engines.screening import absurd_lengths, fault_of, misplaced, score
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, Reply, Tensors
 
-EVALUATIONS = ("evaluate", "evaluate_mean")
+EVALUATIONS = ("evaluate", "evaluate_mean", "assess")
 
 
 class Intake:
@@ -55,6 +55,18 @@ class Intake:
         accepted = self._taken_in(step, t, sent, self._metered(step, t, sent))
         return {place: accepted[numbers[place]] for place in down if numbers[place] in accepted}
 
+    def replies(self, step: str, t: int, down: Tensors | None = None) -> dict[int, Reply]:
+        """All members' sound replies, by number; they are sent `down`, or their own payloads."""
+        server = self.roster.server
+        sent = {p: server.payload(p) if down is None else down for p in self.ids}
+        return {self.roster.numbers[p]: reply for p, reply in self.call(step, t, sent).items()}
+
+    def metrics(
+        self, step: str, t: int, down: Tensors | None = None
+    ) -> dict[int, dict[str, float]]:
+        """The numbers in these replies."""
+        return {i: dict(reply.metrics) for i, reply in self.replies(step, t, down).items()}
+
     def _metered(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         start = time.perf_counter()
         replies = self.roster.call(step, t, down)
@@ -89,7 +101,7 @@ class Intake:
         if step == "train":
             self.answered = set(accepted)
         if len(faults) == server.setup.num_clients and step != "evaluate_mean":
-            first, what = min(faults), "scores" if step == "evaluate" else "reply"
+            first, what = min(faults), "scores" if step in EVALUATIONS else "reply"
             raise InputError(
                 f"no client's {what} in round {t} can be used; of client {first}: {faults[first]}"
             )

@@ -50,8 +50,7 @@ def run_rounds(
 ) -> None:
     """Train over `rounds` (counted from 1), reporting each; evaluate every so many, and the last.
 
-    What a client is evaluated on is what it trains from next, so its download counts once;
-    that of the mean, after the last round, is not counted.
+    What a client is evaluated on is what it trains from next, so its download counts once.
     """
     roster = Roster(clients, server, conditions or FederationConfig())
     for t in rounds:
@@ -63,7 +62,7 @@ def run_rounds(
         training_seconds = time.perf_counter() - start
         evaluated: Mapping[int, Mapping[str, float]] = {}
         if t % evaluate_every == 0 or t == rounds[-1]:
-            evaluated = _evaluated(server, evaluation, t)
+            evaluated = evaluation.metrics("evaluate", t)
         after_round(
             RoundOutcome(
                 t,
@@ -82,18 +81,3 @@ def run_rounds(
                 left=change.left,
             )
         )
-
-
-def _evaluated(server: Server, intake: Intake, t: int) -> dict[int, Mapping[str, float]]:
-    """Each client's metrics with its personal model; in the last round also with the mean of all.
-
-    Once is enough to tell whom the personalisation harms.
-    """
-    replies = intake.call("evaluate", t, {place: server.payload(place) for place in intake.ids})
-    metrics = {place: reply.metrics for place, reply in replies.items()}
-    mean = server.mean()
-    if mean is not None and metrics and t == server.setup.num_rounds:
-        beside = intake.call("evaluate_mean", t, dict.fromkeys(metrics, mean))
-        for place, reply in beside.items():
-            metrics[place] = {**reply.metrics, **metrics[place]}
-    return {server.setup.clients[place]: values for place, values in metrics.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from statistics import median
 
@@ -11,14 +12,19 @@ import torch
 from pfedseq.engines.answer import CLIENT, DIVERGED, ROUND
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.federation import Reply, Tensors
+from pfedseq.measures import ALWAYS, MEASURES
 
 _ADVICE = ": its training diverged; lower the learning rate (training.lr)"
 FEWEST_FOR_A_MEDIAN = 3
 """Of two updates nobody can say which is the absurd one."""
 
 
-SCORES = ("accuracy", "loss", "examples")
+SCORES = (*ALWAYS, "examples")
 """What an evaluation must say of each split."""
+
+
+ROUNDING = 1e-9
+"""By how much a sum of floating-point numbers may miss its bounds."""
 
 
 def absurd_lengths(
@@ -46,23 +52,22 @@ def absurd_lengths(
 def score_fault(step: str, metrics: Mapping[str, float]) -> str | None:
     """Why an evaluation cannot enter the record."""
     wanted = [f"{split}_{name}" for split in ("test", "validation") for name in SCORES]
-    for name in wanted if step == "evaluate" else []:
+    for name in wanted if step != "evaluate_mean" else []:
         if name not in metrics:
             return f"its evaluation does not say its {name}"
     for name, value in metrics.items():
         low, high = _range(name)
-        if not low <= value <= high:
+        if not low - ROUNDING <= value <= high + ROUNDING:
             return f"its evaluation says that its {name} is {value:g}, which cannot be"
     return None
 
 
 def _range(name: str) -> tuple[float, float]:
     """Between what a metric can lie."""
-    if name.endswith("_accuracy"):
-        return 0.0, 1.0
-    if name.endswith(("_loss", "_examples", "_seconds")):
-        return 0.0, math.inf
-    return -math.inf, math.inf
+    measured = re.sub("^(mean_validation|validation|test)_", "", name)
+    if measured in MEASURES:
+        return MEASURES[measured].bounds
+    return (0.0, math.inf) if name.endswith(("_examples", "_seconds")) else (-math.inf, math.inf)
 
 
 def misplaced(reply: Reply, t: int, i: int, down: Mapping[int, Tensors]) -> str | None:

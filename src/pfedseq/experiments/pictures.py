@@ -15,6 +15,7 @@ from pfedseq.drawing import save_picture
 from pfedseq.experiments.catalogue import Arm
 from pfedseq.experiments.settings import Scenario
 from pfedseq.experiments.sheet import Column, Sheet
+from pfedseq.measures import MEASURES, Measure
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import evaluated
 from pfedseq.words import size
@@ -33,7 +34,7 @@ def draw_accuracies(sheet: Sheet, stem: Path) -> list[Path]:
             axes.set_title(f"{column.scenario.title}, {title}", fontsize=9, loc="left")
             axes.set_ylim(len(sheet.arms) - 0.4, -0.8)
             axes.grid(axis="x", alpha=0.3)
-            axes.set_xlabel("test accuracy (%), mean over clients", fontsize=8)
+            axes.set_xlabel(f"{_axis(sheet.headline)}, mean over clients", fontsize=8)
             axes.tick_params(labelsize=8)
         left.set_yticks(range(len(sheet.arms)), [arm.title for arm in sheet.arms])
         right.set_yticks(range(len(sheet.arms)), [])
@@ -69,10 +70,14 @@ def draw_sweep(sheet: Sheet, stem: Path) -> list[Path]:
                 axes.legend(frameon=False, fontsize=8)
         axes.set_title(column.scenario.title, fontsize=10, loc="left")
         axes.set_xlabel(sheet.experiment.title.removeprefix("Accuracy by the "))
-        axes.set_ylabel("test accuracy (%)")
+        axes.set_ylabel(_axis(sheet.headline))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     return _save(figure, stem)
+
+
+def _axis(headline: Measure) -> str:
+    return headline.format.label(f"test {headline.title}")
 
 
 def draw_seconds(sheet: Sheet, stem: Path) -> list[Path]:
@@ -93,15 +98,17 @@ def draw_learning_curves(
     """Mean over clients by round; with several seeds their mean, and an area for their range."""
     figure = Figure(figsize=(6.4, 3.9 * len(curves) + 0.2), dpi=150, layout="constrained")
     panels = figure.subplots(len(curves), 1, squeeze=False)[:, 0]
+    headline = MEASURES["accuracy"]
     colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
     for (scenario, arms), axes in zip(curves.items(), panels, strict=True):
         for number, (arm, folders) in enumerate(arms.items()):
             if not folders:
                 continue
             of_seeds = [
-                {t: 100 * s.client_mean for t, s in evaluated(folder.by_method()[arm.method])}
-                for folder in folders
+                {t: s.measure.format.scale * s.client_mean for t, s in measured}
+                for measured in (evaluated(folder.by_method()[arm.method]) for folder in folders)
             ]
+            headline = evaluated(folders[0].by_method()[arm.method])[0][1].measure
             rounds = sorted(set.intersection(*map(set, of_seeds)))
             values = [[seed[t] for seed in of_seeds] for t in rounds]
             ours = arm.key == "pfedseq"
@@ -122,7 +129,7 @@ def draw_learning_curves(
                 axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_title(scenario.title, fontsize=10, loc="left")
         axes.set_xlabel("communication round")
-        axes.set_ylabel("test accuracy (%)")
+        axes.set_ylabel(_axis(headline))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         if axes.lines:

@@ -11,35 +11,24 @@ from scipy.stats import kendalltau
 
 from pfedseq.experiments import paper
 from pfedseq.experiments.catalogue import Arm, Experiment
+from pfedseq.experiments.results import Quantity, Runs, lead, quantities, seconds_per_round
 from pfedseq.experiments.settings import Scenario
-from pfedseq.experiments.statistics import Interval, MeanStd, paired_interval
+from pfedseq.experiments.statistics import Interval, MeanStd
+from pfedseq.measures import MEASURES, Format, Measure
 from pfedseq.runs.records import MethodSummary
 
 BYTES_PER_PARAMETER = 4
 
-Runs = Mapping[tuple[str, str], Mapping[int, MethodSummary]]
+Finished = Mapping[tuple[str, str], Runs]
 """By (scenario, arm): the finished runs' summaries by seed."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number that a run yields."""
-
-    key: str
-    title: str
-    unit: str
-    digits: int
-    better: Literal["high", "low"] | None
-    shown: bool
-    """Whether it is printed; all are in the CSV."""
-    of: Callable[[MethodSummary, int], float | None]
-    """From a run's summary and its number of clients; None where the run has no such number."""
-    has_paper: bool = False
+SECONDS, RATIO, WHOLE, BYTES = (
+    *(Format(1, "s", 2), Format(1, "", 2), Format(1, "parameters", 0), Format(1, "B", 0)),
+)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What the seeds of one arm gave, and what the paper has there."""
+    """What the seeds of one arm gave, and what the paper has there; as it is printed, in %."""
 
     ours: MeanStd | None
     num_seeds: int
@@ -50,10 +39,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One measure in one scenario, a cell for every arm."""
+    """One quantity in one scenario, a cell for every arm."""
 
     scenario: Scenario
-    measure: Measure
+    measure: Quantity
     cells: tuple[Cell, ...]
 
     def standing(self) -> dict[int, Literal["best", "second"]]:
@@ -61,7 +50,7 @@ class Column:
         if self.measure.better is None:
             return {}
         values = [
-            None if cell.ours is None else round(cell.ours.mean, self.measure.digits)
+            None if cell.ours is None else round(cell.ours.mean, self.measure.format.digits)
             for cell in self.cells
         ]
         there = sorted({v for v in values if v is not None}, reverse=self.measure.better == "high")
@@ -93,6 +82,8 @@ class Sheet:
     seeds: tuple[int, ...]
     notes: Mapping[str, Sequence[str]]
     """By scenario: what differs from the paper."""
+    headline: Measure
+    """What the runs went by."""
 
     @property
     def scenarios(self) -> list[Scenario]:
@@ -113,7 +104,7 @@ def fill_sheet(
     arms: Sequence[Arm],
     scenarios: Sequence[Scenario],
     seeds: Sequence[int],
-    runs: Runs,
+    runs: Finished,
     notes: Mapping[str, Sequence[str]],
     rounds: Mapping[str, int],
 ) -> Sheet:
@@ -122,142 +113,105 @@ def fill_sheet(
     `rounds` says by scenario how many rounds a whole run has.
     """
     columns = []
+    first = next((run for found in runs.values() for run in found.values()), None)
+    headline = MEASURES["accuracy"] if first is None else first.measure
     for scenario in scenarios:
-        for measure in _measures(experiment, scenario, runs, rounds[scenario.name]):
+        for measure in _measures(experiment, scenario, runs, rounds[scenario.name], headline):
             cells = []
             for arm in arms:
                 found = runs.get((scenario.name, arm.key), {})
-                given = [measure.of(s, len(s.test_accuracy)) for s in found.values()]
-                values = [value for value in given if value is not None]
                 cells.append(
                     Cell(
-                        MeanStd.of(values) if values else None,
-                        len(values),
+                        _scaled(measure.over_seeds(found), measure.format.scale),
+                        len(measure.values(found)),
                         _paper_value(experiment, measure, arm, scenario),
-                        _behind(runs.get((scenario.name, "pfedseq"), {}), found)
+                        _behind(
+                            runs.get((scenario.name, "pfedseq"), {}), found, measure.format.scale
+                        )
                         if measure.key == "client_mean" and arm.key != "pfedseq"
                         else None,
                     )
                 )
             columns.append(Column(scenario, measure, tuple(cells)))
-    return Sheet(experiment, tuple(arms), tuple(columns), tuple(seeds), notes)
+    return Sheet(experiment, tuple(arms), tuple(columns), tuple(seeds), notes, headline)
 
 
-def _behind(
-    pfedseq: Mapping[int, MethodSummary], other: Mapping[int, MethodSummary]
-) -> Interval | None:
-    """In percentage points; None where the two have no seed in common."""
-    if not (both := sorted(pfedseq.keys() & other.keys())):
+def _scaled(value: MeanStd | None, scale: float) -> MeanStd | None:
+    return None if value is None else MeanStd(scale * value.mean, scale * value.std)
+
+
+def _behind(pfedseq: Runs, other: Runs, scale: float) -> Interval | None:
+    """As printed; None where the two have no seed in common."""
+    if (found := lead(pfedseq, other)) is None:
         return None
-    ours, theirs = (
-        [[100 * accuracy for accuracy in runs[seed].test_accuracy] for seed in both]
-        for runs in (pfedseq, other)
+    mean, low, high = vars(found.interval).values()
+    return Interval(
+        scale * mean,
+        None if low is None else scale * low,
+        None if high is None else scale * high,
     )
-    return paired_interval(ours, theirs)
 
 
 def _measures(
-    experiment: Experiment, scenario: Scenario, runs: Runs, rounds: int
-) -> Sequence[Measure]:
+    experiment: Experiment, scenario: Scenario, runs: Finished, rounds: int, headline: Measure
+) -> Sequence[Quantity]:
     if experiment.kind == "seconds":
         return _seconds(runs.get((scenario.name, "local"), {}).values())
     if experiment.kind == "traffic":
         return _traffic(rounds)
-    return _ACCURACIES
+    return quantities(headline)
 
 
-def _percent(field: str) -> Callable[[MethodSummary, int], float]:
-    return lambda summary, _: 100 * float(getattr(summary, field))
-
-
-def _on_validation(summary: MethodSummary, _: int) -> float | None:
-    best = summary.best_on_validation
-    return None if best is None else 100 * best.client_mean
-
-
-_ACCURACIES = (
-    Measure(
-        "client_mean", "client mean", "%", 2, "high", True, _percent("client_mean"), has_paper=True
-    ),
-    Measure("sample_weighted", "by samples", "%", 2, "high", False, _percent("sample_weighted")),
-    Measure("worst_client", "worst client", "%", 2, "high", False, _percent("worst_client")),
-    Measure("bottom_decile", "bottom decile", "%", 2, "high", False, _percent("bottom_decile")),
-    Measure("best_on_validation", "best on validation", "%", 2, "high", False, _on_validation),
-    Measure(
-        "best_on_test_optimistic",
-        "best on test (optimistic)",
-        "%",
-        2,
-        "high",
-        False,
-        lambda summary, _: 100 * summary.best_on_test_optimistic.client_mean,
-    ),
-)
-
-
-def seconds_per_round(summary: MethodSummary) -> float:
-    """At the clients and the server together, evaluation left out; the mean over all rounds."""
-    return (summary.cost.client_seconds + summary.cost.server_seconds) / summary.rounds
-
-
-def _seconds(local: Iterable[MethodSummary]) -> Sequence[Measure]:
-    measures = [
-        Measure(
-            "seconds_per_round",
-            "seconds",
-            "s",
-            2,
-            None,
-            True,
-            lambda summary, _: seconds_per_round(summary),
-            has_paper=True,
-        )
-    ]
-    of_local = [seconds_per_round(summary) for summary in local]
-    if of_local:
+def _seconds(local: Iterable[MethodSummary]) -> Sequence[Quantity]:
+    shown = {"shown": True, "has_paper": True}
+    found = [Quantity("seconds_per_round", "seconds", SECONDS, None, seconds_per_round, **shown)]
+    if of_local := [seconds_per_round(summary) for summary in local]:
         base = fmean(of_local)
-        measures.append(
-            Measure(
+        found.append(
+            Quantity(
                 "relative_to_local",
                 "÷ Local",
-                "",
-                2,
+                RATIO,
                 "low",
-                True,
-                lambda summary, _: seconds_per_round(summary) / base,
-                has_paper=True,
+                lambda summary: seconds_per_round(summary) / base,
+                **shown,
             )
         )
-    return measures
+    return found
 
 
-def _traffic(rounds: int) -> Sequence[Measure]:
-    def parameters(field: str) -> Callable[[MethodSummary, int], float]:
-        return lambda summary, clients: (
-            getattr(summary.cost, field) / summary.rounds / clients / BYTES_PER_PARAMETER
+def _traffic(rounds: int) -> Sequence[Quantity]:
+    def parameters(field: str) -> Callable[[MethodSummary], float]:
+        return lambda summary: (
+            getattr(summary.cost, field)
+            / summary.rounds
+            / len(summary.scores.clients)
+            / BYTES_PER_PARAMETER
         )
 
-    def per_round(summary: MethodSummary, _: int) -> float:
+    def per_round(summary: MethodSummary) -> float:
         return (summary.cost.bytes_up + summary.cost.bytes_down) / summary.rounds
 
+    def quantity(
+        key: str, title: str, written: Format, of: Callable[[MethodSummary], float]
+    ) -> Quantity:
+        return Quantity(key, title, written, None, of, shown=True)
+
     return (
-        Measure("parameters_up", "up", "parameters", 0, None, True, parameters("bytes_up")),
-        Measure("parameters_down", "down", "parameters", 0, None, True, parameters("bytes_down")),
-        Measure("bytes_per_round", "bytes a round", "B", 0, None, True, per_round),
-        Measure(
+        quantity("parameters_up", "up", WHOLE, parameters("bytes_up")),
+        quantity("parameters_down", "down", WHOLE, parameters("bytes_down")),
+        quantity("bytes_per_round", "bytes a round", BYTES, per_round),
+        quantity(
             "bytes_in_all",
             f"bytes in {rounds} rounds",
-            "B",
-            0,
-            None,
-            True,
-            lambda summary, clients: rounds * per_round(summary, clients),
+            BYTES,
+            lambda summary: rounds * per_round(summary),
         ),
     )
 
 
 def _paper_value(
-    experiment: Experiment, measure: Measure, arm: Arm, scenario: Scenario
+    experiment: Experiment, measure: Quantity, arm: Arm, scenario: Scenario
 ) -> paper.Published | None:
     if not measure.has_paper or arm.paper_row is None:
         return None

@@ -12,12 +12,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from pathlib import Path
 from statistics import fmean
 
 from pfedseq.config import Config, dump_config
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
+from pfedseq.measures import find_measure
 from pfedseq.methods import find_method
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import Listener, Tell
@@ -35,7 +37,7 @@ class Trial:
     method: str
     values: Values
     score: float | None = None
-    """Mean validation accuracy over clients at the last round, over seeds; None: it diverged."""
+    """Mean validation headline over clients with the models they keep, over seeds; None: failed."""
 
     @property
     def label(self) -> str:
@@ -99,13 +101,14 @@ def tune(
         failed=lambda entry, problem: tell(f"{entry.label} counts as failed: {problem}"),
         build=without_test,
     )
+    headline = find_measure(config.run.headline)
     scored = [replace(trial, score=_score(trial, seeds, out)) for trial in wanted]
     return [
         trial
         for method in methods
         for trial in sorted(
             (t for t in scored if t.method == method),
-            key=lambda t: -1.0 if t.score is None else t.score,
+            key=lambda t: -inf if t.score is None else headline.rank(t.score),
             reverse=True,
         )
     ]
@@ -134,7 +137,7 @@ def write_tuning(config: Config, found: Sequence[Trial], out: Path) -> list[Path
     """All trials as CSV, and the winning config."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "values", "validation_accuracy"])
+    writer.writerow(["method", "values", f"validation_{config.run.headline}"])
     for trial in found:
         values = " ".join(f"{k}={v:g}" for k, v in trial.values.items())
         writer.writerow([trial.method, values, "" if trial.score is None else repr(trial.score)])
@@ -157,8 +160,8 @@ def _score(trial: Trial, seeds: Sequence[int], out: Path) -> float | None:
         folder = RunFolder(out / trial.label / f"seed_{seed}")
         if not folder.summary.exists():
             return None
-        last = folder.by_method()[trial.method][-1].scores
-        assert last is not None  # the last round is always evaluated
-        assert last.validation_mean is not None  # `without_test` refuses a run without
-        scores.append(last.validation_mean)
+        mean = folder.read_summary().methods[trial.method].scores.validation_mean
+        if mean is None:  # the headline is defined on no client's validation data
+            return None
+        scores.append(mean)
     return fmean(scores)

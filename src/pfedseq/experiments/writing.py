@@ -47,7 +47,7 @@ def write_csv(sheet: Sheet, path: Path) -> None:
                     arm.key,
                     arm.method,
                     column.measure.key,
-                    column.measure.unit,
+                    column.measure.format.unit,
                     cell.num_seeds,
                     "" if ours is None else repr(ours.mean),
                     "" if ours is None or cell.num_seeds < 2 else repr(ours.std),
@@ -133,19 +133,19 @@ def _ours(column: Column, number: int) -> str:
     cell = column.cells[number]
     if cell.ours is None:
         return "--"
-    text = _number(cell.ours.mean, column.measure.digits)
+    text = _number(cell.ours.mean, column.measure.format.digits)
     place = column.standing().get(number)
     if place is not None:
         text = f"\\{'textbf' if place == 'best' else 'underline'}{{{text}}}"
     if cell.num_seeds > 1:
-        text += f"{{\\tiny$\\pm${cell.ours.std:.{column.measure.digits}f}}}"
+        text += f"{{\\tiny$\\pm${cell.ours.std:.{column.measure.format.digits}f}}}"
     return text
 
 
 def _theirs(column: Column, cell: Cell) -> str:
     if cell.paper is None:
         return "--"
-    text = _number(cell.paper.mean, column.measure.digits)
+    text = _number(cell.paper.mean, column.measure.format.digits)
     return text if cell.paper.std is None else f"{text}{{\\tiny$\\pm${cell.paper.std:.2f}}}"
 
 

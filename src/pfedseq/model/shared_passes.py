@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from pfedseq.federation import Answer, Batch, Part, Question, Score, Split
+from pfedseq.federation import Answer, Batch, Part, Question, Split
+from pfedseq.measures import Score
 from pfedseq.params import Params
 
 if TYPE_CHECKING:
@@ -95,15 +96,15 @@ def losses(asked: Sequence[tuple[ExampleTask, Params, Batch]]) -> list[float]:
 
 
 @torch.no_grad()
-def scores(asked: Sequence[tuple[ExampleTask, Params, Split]]) -> list[Score]:
-    """Accuracy and mean loss on each one's split."""
-    indices = [getattr(task.data, split) for task, _, split in asked]
-    features = _features(
-        [task for task, _, _ in asked], [phi.adapter for _, phi, _ in asked], indices
-    )
+def scores(asked: Sequence[tuple[ExampleTask, Params, Split, bool]]) -> list[Score]:
+    """The measures on each one's split."""
+    indices = [getattr(task.data, split) for task, _, split, _ in asked]
+    tasks, adapters = [task for task, *_ in asked], [phi.adapter for _, phi, *_ in asked]
     return [
-        task.scored(phi.head, own, some)
-        for (task, phi, _), own, some in zip(asked, features, indices, strict=True)
+        task.scored(phi.head, own, some, full)
+        for (task, phi, _, full), own, some in zip(
+            asked, _features(tasks, adapters, indices), indices, strict=True
+        )
     ]
 
 

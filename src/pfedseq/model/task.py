@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from pfedseq.data.dataset import ClientData
 from pfedseq.errors import InputError
-from pfedseq.federation import Answer, Batch, Hello, Part, Question, Score, Split
+from pfedseq.federation import Answer, Batch, Hello, Part, Question, Split
+from pfedseq.measures import ALWAYS, MEASURES, Score, score
 from pfedseq.model import shared_passes
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
@@ -61,10 +62,12 @@ class ExampleTask:
         dropout: torch.Generator,
         keep: Keep = _no_place,
         drawn: Tensor | None = None,
+        measures: Sequence[str] = ALWAYS,
     ) -> None:
         self.model, self.source, self.data, self._keep = model, source, data, keep
         self._drawn = torch.arange(len(data.train)) if drawn is None else drawn
         self.batch_size, self._order, self._dropout = batch_size, order, dropout
+        self.measures = measures
         self._kept: tuple[Tensor, Tensor] | None = None
         self._read: tuple[Batch, Tensor, Tensor] | None = None
 
@@ -124,19 +127,18 @@ class ExampleTask:
         return float(cross_entropy(logits, labels))
 
     @torch.no_grad()
-    def score(self, phi: Params, split: Split) -> Score:
-        """Accuracy and mean cross-entropy on a split."""
+    def score(self, phi: Params, split: Split, full: bool = False) -> Score:
+        """The measures of every evaluation on a split; with `full` all, and counts."""
         indices = getattr(self.data, split)
-        return self.scored(phi.head, self.features(phi.adapter, indices), indices)
+        return self.scored(phi.head, self.features(phi.adapter, indices), indices, full)
 
     @torch.no_grad()
-    def scored(self, head: Tensor, features: Tensor, indices: NDArray[Any]) -> Score:
-        """Accuracy and mean cross-entropy of examples with these features."""
+    def scored(
+        self, head: Tensor, features: Tensor, indices: NDArray[Any], full: bool = False
+    ) -> Score:
+        """The same of examples with these features."""
         logits, labels = self.model.classify(head, features), self.source.labels(indices)
-        correct = float((logits.argmax(1) == labels).sum())
-        loss = float(cross_entropy(logits, labels, reduction="sum"))
-        count = max(1, len(indices))
-        return Score(correct / count, loss / count, len(indices))
+        return score(logits, labels, tuple(MEASURES) if full else self.measures, counts=full)
 
     @torch.no_grad()
     def features(self, adapter: Tensor, indices: NDArray[Any]) -> Tensor:
@@ -208,6 +210,8 @@ class ExampleSite:
     seed: int
     keep: Keep = _no_place
     examples_per_round: int | None = None
+    measures: tuple[str, ...] = ALWAYS
+    """Those of every evaluation."""
 
     def task(self, t: int, step: str) -> ExampleTask:
         """The client's objective; its batch order depends on (seed, client, round, step) alone.
@@ -215,7 +219,7 @@ class ExampleSite:
         A personal model may depend on batches drawn for it (Per-FedAvg's): evaluating and
         exporting draw the same, so that what is deployed is what was tested.
         """
-        purpose = "personal" if step in ("evaluate", "export") else step
+        purpose = "personal" if step in ("evaluate", "keep", "assess", "export") else step
         order, dropout = (
             torch_generator(self.seed, what, self.client, t, purpose)
             for what in ("batches", "dropout")
@@ -229,6 +233,7 @@ class ExampleSite:
             dropout,
             self.keep,
             self.drawn(t),
+            self.measures,
         )
 
     def drawn(self, t: int) -> Tensor:

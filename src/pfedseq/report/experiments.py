@@ -15,6 +15,7 @@ from pfedseq.experiments.plan import Plan
 from pfedseq.experiments.reproduce import Reproduction
 from pfedseq.experiments.sheet import Column, Sheet
 from pfedseq.experiments.tune import Trial, at_edges, winners
+from pfedseq.measures import Measure
 from pfedseq.methods import method_title
 from pfedseq.report.console import console
 from pfedseq.report.progress import minutes
@@ -113,8 +114,8 @@ def _ours(column: Column, number: int) -> str:
     if cell.ours is None:
         return "–"
     text = _number(column, cell.ours.mean)
-    if cell.num_seeds > 1 and measure.digits:
-        text += f"±{cell.ours.std:.{measure.digits}f}"
+    if cell.num_seeds > 1 and measure.format.digits:
+        text += f"±{cell.ours.std:.{measure.format.digits}f}"
     place = column.standing().get(number)
     if place is None:
         return text
@@ -131,9 +132,9 @@ def _theirs(column: Column, number: int) -> str:
 
 
 def _number(column: Column, value: float) -> str:
-    if column.measure.unit == "B":
+    if column.measure.format.unit == "B":
         return size(value)
-    digits = column.measure.digits
+    digits = column.measure.format.digits
     return f"{value:.{digits}f}" if digits else f"{value:,.0f}"
 
 
@@ -205,7 +206,7 @@ def print_plan(plan: Plan) -> None:
     )
 
 
-def print_trials(found: Sequence[Trial]) -> None:
+def print_trials(found: Sequence[Trial], headline: Measure) -> None:
     """All trials, each method's best first, and what may lie beyond the grid."""
     best = winners(found)
     table = Table(box=SIMPLE, padding=0, collapse_padding=True)
@@ -216,10 +217,11 @@ def print_trials(found: Sequence[Trial]) -> None:
         table.add_row(
             method_title(trial.method),
             ", ".join(f"{option} = {value:g}" for option, value in trial.values.items()),
-            "failed" if trial.score is None else f"{100 * trial.score:.2f}",
+            "failed" if trial.score is None else headline.format(trial.score),
             style="bold" if trial in best else None,
         )
-    console.print("[italic]Validation accuracy in %, last round, mean over clients[/italic]")
+    what = headline.format.label(f"Validation {headline.title}", "in {}")
+    console.print(f"[italic]{what}, mean over clients[/italic]")
     console.print(table)
     for trial in best:
         for option in at_edges(trial):

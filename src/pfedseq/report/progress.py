@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -44,7 +45,7 @@ class Pace:
     def __init__(self, rounds: int, earlier: Sequence[RoundRecord] = ()) -> None:
         self.rounds, self._earlier = rounds, earlier
         self.done = earlier[-1].round if earlier else 0
-        self.accuracy: float | None = None
+        self.headline = ""
         for record in earlier:
             self._see(record)
         self._earlier_seconds = sum(record.cost.round_seconds for record in earlier)
@@ -63,6 +64,8 @@ class Pace:
 
     def advance(self, record: RoundRecord) -> None:
         """One more round is done; the first tells where this session went on."""
+        if self._started is None:  # the method before it stopped early
+            self.start()
         if self._done_before is None:
             self._done_before = record.round - 1
             kept = (r.cost.round_seconds for r in self._earlier if r.round < record.round)
@@ -74,7 +77,9 @@ class Pace:
 
     def _see(self, record: RoundRecord) -> None:
         if record.scores is not None:
-            self.accuracy = record.scores.client_mean
+            measure = record.scores.measure
+            short = replace(measure.format, digits=max(1, measure.format.digits - 1))
+            self.headline = f"{measure.title} {short.with_unit(record.scores.client_mean)}"
 
     def elapsed(self) -> float:
         """Seconds, those of earlier sessions included."""
@@ -101,7 +106,7 @@ class Pace:
 
     def score(self) -> str:
         """'accuracy 61.2 %', or nothing before the first evaluation."""
-        return "" if self.accuracy is None else f"accuracy {100 * self.accuracy:.1f} %"
+        return self.headline
 
 
 def minutes(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from pfedseq.experiments.paper import data_set_title, published
 from pfedseq.learners.variants import VARIANTS
+from pfedseq.measures import find_measure
 from pfedseq.methods import METHODS, NEWER, PAPER, method_title
 from pfedseq.presets import preset_names, preset_summary
 from pfedseq.report.console import console
@@ -21,9 +22,10 @@ from pfedseq.words import count, size
 if TYPE_CHECKING:
     from pfedseq.data.distribution import ClientRow
     from pfedseq.data.preparing import Prepared
-    from pfedseq.experiments.statistics import Interval, MeanStd
-    from pfedseq.report.comparison import ComparisonRow
-    from pfedseq.runs.records import RunSummary
+    from pfedseq.experiments.results import Comparison, Lead
+    from pfedseq.experiments.statistics import MeanStd
+    from pfedseq.measures import Measure
+    from pfedseq.runs.records import MethodSummary, RunSummary
 
 MOST_CLIENT_ROWS, MOST_METHOD_COLUMNS = 25, 6
 """How much of clients × methods is printed; summary.json has all of it."""
@@ -98,11 +100,16 @@ def _print(table: Table, title: str, caption: str = "") -> None:
         console.print(f"[dim italic]{caption}[/dim italic]")
 
 
-def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder: Path) -> None:
+def print_comparison(comparison: Comparison, folder: Path) -> None:
     """The scoreboard, then differences client by client, cost and traffic."""
+    rows, seeds, measure = comparison.rows, comparison.seeds, comparison.measure
     several = len(seeds) > 1
-    best = max(row.client_mean.mean for row in rows)
-    styles = ["bold" if row.client_mean.mean == best else None for row in rows]
+    means = [mean for row in rows if (mean := row.values["client_mean"]) is not None]
+    best = max(measure.rank(mean.mean) for mean in means)
+    styles = [
+        "bold" if (mean := row.values["client_mean"]) and measure.rank(mean.mean) == best else None
+        for row in rows
+    ]
     table = _table()
     table.add_column("method")
     for heading in ("client\nmean", "by\nsamples", "worst\nclient", "bottom\ndecile"):
@@ -110,17 +117,25 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
     table.add_column("best on\nvalidation", justify="right")
     table.add_column("best on\ntest*", justify="right", style="dim")
     for row, style in zip(rows, styles, strict=True):
-        last = (row.client_mean, row.sample_weighted, row.worst_client, row.bottom_decile)
-        best_rounds = (row.best_on_validation, row.best_on_test_optimistic)
-        cells = [_percent(value, several) for value in last]
-        cells += ["–" if value is None else _percent(value, False) for value in best_rounds]
+        cells = [
+            "–"
+            if value is None
+            else _spread(measure, value, several and not key.startswith("best"))
+            for key, value in row.values.items()
+        ]
         table.add_row(method_title(row.method), *cells, style=style)
     spread = "±: standard deviation over seeds, a spread, not the mean's error; " if several else ""
+    left_out = (
+        f"; the headline is not defined for {count(comparison.undefined, 'client')}, left out"
+        if comparison.undefined
+        else ""
+    )
+    kept = _KEPT[comparison.keep]
     _print(
         table,
-        f"Test accuracy in %, seed{'s' * several} {', '.join(map(str, seeds))}; the last round, "
-        "then the best",
-        f"{spread}*: optimistic, chosen by the test data themselves",
+        f"{_test(measure)}, n = {comparison.examples:,}, seed{'s' * several} "
+        f"{', '.join(map(str, seeds))}; {kept}, then the best rounds",
+        f"{spread}*: optimistic, chosen by the test data themselves{left_out}",
     )
     table = _table()
     table.add_column("method")
@@ -129,8 +144,8 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
     for row, style in zip(rows, styles, strict=True):
         table.add_row(
             method_title(row.method),
-            "–" if row is rows[0] else _interval(row.difference),
-            "–" if row is rows[0] else f"{row.wins}/{row.losses}",
+            "–" if row is rows[0] else _interval(measure, row.lead),
+            "–" if row is rows[0] else f"{row.lead.wins}/{row.lead.losses}",
             "–" if row.cost_ratio is None else f"{row.cost_ratio:.2f}",
             size(round(row.bytes_up_per_round)),
             size(round(row.bytes_down_per_round)),
@@ -140,8 +155,8 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
     _print(
         table,
         f"Against {method_title(rows[0].method)}, client by client; cost and traffic of a round",
-        f"difference: mean over clients × seeds and its confidence interval{others}; cost: seconds "
-        "relative to Local; bytes: all clients",
+        f"difference: mean over clients × seeds and its confidence interval, positive is better"
+        f"{others}; cost: seconds relative to Local; bytes: all clients",
     )
     _print_files(
         folder,
@@ -153,18 +168,30 @@ def print_comparison(rows: Sequence[ComparisonRow], seeds: Sequence[int], folder
     )
 
 
-def _percent(value: MeanStd, several: bool) -> str:
+_KEPT = {"last": "the last round", "best_on_validation": "the round that was best on validation"}
+
+
+def _test(measure: Measure) -> str:
+    """'Test accuracy in %'."""
+    return measure.format.label(f"Test {measure.title}", "in {}")
+
+
+def _spread(measure: Measure, value: MeanStd | None, several: bool) -> str:
     """Mean ± standard deviation; a single seed has no deviation."""
-    mean = f"{100 * value.mean:.2f}"
-    return f"{mean}±{100 * value.std:.2f}" if several else mean
+    if value is None:
+        return "–"
+    mean = measure.format(value.mean)
+    return f"{mean}±{measure.format(value.std)}" if several else mean
 
 
-def _interval(value: Interval) -> str:
+def _interval(measure: Measure, lead: Lead) -> str:
     """'+1.20 [+0.35, +2.05]'."""
-    mean = f"{100 * value.mean:+.2f}"
-    if value.low is None or value.high is None:
+    found = lead.interval
+    mean = measure.format(found.mean, sign=True)
+    if found.low is None or found.high is None:
         return mean
-    return escape(f"{mean} [{100 * value.low:+.2f}, {100 * value.high:+.2f}]")
+    low, high = (measure.format(bound, sign=True) for bound in (found.low, found.high))
+    return escape(f"{mean} [{low}, {high}]")
 
 
 def _print_files(folder: Path, files: dict[str, str]) -> None:
@@ -181,21 +208,31 @@ def print_results(summary: RunSummary, folder: Path) -> None:
         table.add_column(heading, justify="right")
     for heading in ("bytes\nup", "bytes\ndown", "seconds,\nclients", "seconds,\nserver"):
         table.add_column(heading, justify="right")
-    best = max(row.client_mean for row in summary.methods.values())
+    first = next(iter(summary.methods.values()))
+    measure = first.measure
+    best = max(measure.rank(row.client_mean) for row in summary.methods.values())
     for name, row in summary.methods.items():
+        over = row.scores.over_test
         table.add_row(
             method_title(name),
-            f"{100 * row.client_mean:.2f}",
-            f"{100 * row.worst_client:.2f}",
-            f"{100 * row.sample_weighted:.2f}",
+            measure.format(over.client_mean),
+            measure.format(over.worst_client),
+            measure.format(over.sample_weighted),
             size(row.cost.bytes_up),
             size(row.cost.bytes_down),
             f"{row.cost.client_seconds:.1f}",
             f"{row.cost.server_seconds:.1f}",
-            style="bold" if row.client_mean == best else None,
+            style="bold" if measure.rank(row.client_mean) == best else None,
         )
-    _print(table, "Test accuracy in %, last round; traffic and time, all rounds")
+    _print(
+        table,
+        f"{_test(measure)}, {_KEPT[first.keep]}, n = {sum(first.scores.test_examples):,}; traffic "
+        "and time, all rounds",
+        _undefined(summary),
+    )
+    _print_measures(summary)
     print_each_client(summary)
+    _print_choices(summary)
     _print_harm(summary)
     if summary.epsilon is not None:
         console.print(
@@ -211,6 +248,55 @@ def print_results(summary: RunSummary, folder: Path) -> None:
     }
     # Of a federation, the adapters and who holds what are at the sites.
     _print_files(folder, {name: what for name, what in files.items() if (folder / name).exists()})
+
+
+def _undefined(summary: RunSummary) -> str:
+    """For how many clients the headline is not defined, where it is so for any."""
+    most = max(row.scores.over_test.undefined for row in summary.methods.values())
+    if not most:
+        return ""
+    title = next(iter(summary.methods.values())).measure.title
+    return f"{title} is not defined for {count(most, 'client')}, which the means leave out"
+
+
+def _print_measures(summary: RunSummary) -> None:
+    """Every method by every measure: mean over clients, and over all examples together."""
+    rows = list(summary.methods.items())[:MOST_METHOD_COLUMNS]
+    names = list(dict.fromkeys(name for _, row in rows for name in row.scores.test))
+    table = _table()
+    table.add_column("measure")
+    for name, _ in rows:
+        table.add_column(method_title(name), justify="right", no_wrap=True)
+    several = False
+    for name in names:
+        cells = []
+        for _, row in rows:
+            over, written = row.scores.over_clients(name), find_measure(name).format
+            pooled = row.pooled.get(name)
+            several |= over is not None
+            mean = "–" if over is None else written(over.client_mean)
+            cells.append(mean if pooled is None else f"{mean} ({written(pooled)})")
+        if any(row.scores.over_clients(name) is not None for _, row in rows):
+            measure = find_measure(name)
+            table.add_row(measure.format.label(measure.title, "[{}]").replace("[", "\\["), *cells)
+    if len(names) > 2:
+        _print(
+            table,
+            "All measures on the test data, mean over clients (all examples together)",
+        )
+
+
+def _print_choices(summary: RunSummary) -> None:
+    """Which methods stopped early, and whose models are not the last round's."""
+    for name, row in summary.methods.items():
+        title = method_title(name)
+        if row.rounds < row.planned_rounds:
+            console.print(
+                f"{title} stopped after round {row.rounds} of {row.planned_rounds}: nothing better "
+                "on validation for run.patience evaluations"
+            )
+        if row.kept_round != row.rounds:
+            console.print(f"{title}: the models of round {row.kept_round} are kept")
 
 
 def _print_harm(summary: RunSummary) -> None:
@@ -229,33 +315,45 @@ def _print_harm(summary: RunSummary) -> None:
 
 
 def print_each_client(summary: RunSummary) -> None:
-    """Every client's accuracy with every method, as far as a terminal has room."""
+    """Every client's headline with every method, as far as a terminal has room."""
     methods = dict(list(summary.methods.items())[:MOST_METHOD_COLUMNS])
     columns = [row.by_client for row in methods.values()]
-    names = summary.clients or tuple(map(str, range(len(columns[0]))))
+    first = next(iter(methods.values()))
+    measure = first.measure
+    names = summary.clients or tuple(map(str, range(len(first.scores.clients))))
     places = list(range(len(names)))
     caption = []
     if any(place not in column for place in places for column in columns):
-        caption.append("–: absent in the last round")
+        caption.append("–: absent in the last round, or not defined")
     if len(places) > MOST_CLIENT_ROWS:
-        places = sorted(places, key=lambda place: columns[0].get(place, 1.0))[:MOST_CLIENT_ROWS]
+        known = [place for place in places if place in columns[0]]
+        places = sorted(known, key=lambda place: measure.rank(columns[0][place]))[:MOST_CLIENT_ROWS]
         title = method_title(next(iter(methods)))
         caption.append(f"the {MOST_CLIENT_ROWS} worst of {len(names)} clients with {title}")
     if len(methods) < len(summary.methods):
         caption.append(f"the first {len(methods)} methods")
     table = _table()
     table.add_column("client", overflow="fold", max_width=WIDEST_NAME)
+    table.add_column("n", justify="right", no_wrap=True)
     for name in methods:
         table.add_column(method_title(name), justify="right", no_wrap=True)
     for place in places:
-        accuracies = (column.get(place) for column in columns)
-        shown = ("–" if a is None else f"{100 * a:.2f}" for a in accuracies)
-        table.add_row(escape(names[place]), *shown)
+        values = (column.get(place) for column in columns)
+        shown = ("–" if value is None else measure.format(value) for value in values)
+        table.add_row(escape(names[place]), _examples(methods.values(), place), *shown)
     _print(
         table,
-        "Test accuracy in % of each client, last round",
+        f"{_test(measure)} of each client, {_KEPT[first.keep]}; n: its test examples",
         f"{'; '.join(caption)}; all are in summary.json" if caption else "",
     )
+
+
+def _examples(rows: Iterable[MethodSummary], place: int) -> str:
+    """A client's test examples, from any method that it was evaluated with."""
+    for row in rows:
+        if place in row.scores.clients:
+            return f"{row.scores.test_examples[row.scores.clients.index(place)]:,}"
+    return "–"
 
 
 IN_A_COHORT = (

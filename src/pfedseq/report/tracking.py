@@ -170,15 +170,11 @@ def tracked_values(record: RoundRecord) -> dict[str, float]:
     """What of a round is a single number."""
     values = {f"cost/{name}": float(value) for name, value in asdict(record.cost).items()}
     if record.scores is not None:
-        values |= {
-            f"accuracy/{name}": value
-            for name in (
-                *("client_mean", "sample_weighted", "worst_client", "bottom_decile"),
-                "validation_mean",
-            )
-            if (value := getattr(record.scores, name)) is not None
-        }
-        values["loss/test"] = record.scores.test_loss_mean
+        for name in record.scores.test:
+            if (over := record.scores.over_clients(name)) is not None:
+                values |= {f"{name}/{key}": float(value) for key, value in asdict(over).items()}
+            if (over := record.scores.over_clients(name, "validation")) is not None:
+                values[f"{name}/validation_mean"] = over.client_mean
     if record.answered is not None:
         values["clients/answered"] = float(record.answered)
     return values

@@ -16,6 +16,7 @@ from pfedseq.errors import InputError
 from pfedseq.files import append_line, remove_temporaries, write_atomically
 from pfedseq.runs.identity import config_values, difference
 from pfedseq.runs.records import RoundRecord, RunSummary, harmed_clients, summarise_run
+from pfedseq.runs.scores import Assessment
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
@@ -99,6 +100,27 @@ class RunFolder:
         """The PEFT folder of one client's personal model; `client` is one of `client_folders`."""
         return self.path / "adapters" / method / client
 
+    def assessment(self, method: str) -> Path:
+        """All measures of the models that a method's clients keep."""
+        return self.path / "assessments" / f"{method}.json"
+
+    def write_assessment(self, method: str, found: Assessment) -> None:
+        """Keep what was found of a method's final models."""
+        write_atomically(self.assessment(method), _json(found.to_json()))
+
+    def read_assessment(self, method: str) -> Assessment | None:
+        """What `write_assessment` kept; None before the method's last round is done."""
+        path = self.assessment(method)
+        if not path.exists():
+            return None
+        try:
+            return Assessment.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
+            raise InputError(
+                f"{path} is not readable ({problem!r}); delete it and `pfedseq resume {self.path}` "
+                "writes it anew"
+            ) from None
+
     def keep_data(self, record: DataRecord) -> None:
         """Write down which data the run is made on, or refuse to go on with other data."""
         if (then := self.read_data()) is None:
@@ -173,12 +195,12 @@ class RunFolder:
         data = self.read_data() or {"clients": []}
         names = tuple(client["name"] for client in data["clients"])
         by_method = self.by_method()
-        summary = RunSummary(
-            {name: summarise_run(r) for name, r in by_method.items()},
-            names,
-            harmed_clients(by_method, names),
-            epsilon,
-        )
+        methods = {
+            name: summarise_run(records, self.read_assessment(name))
+            for name, records in by_method.items()
+        }
+        harmed = harmed_clients({name: one.scores for name, one in methods.items()}, names)
+        summary = RunSummary(methods, names, harmed, epsilon)
         write_atomically(self.summary, _json(summary.to_json(), indent=2))
         return summary
 

@@ -6,47 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
-import numpy as np
-
 from pfedseq.engines.rounds import RoundOutcome
+from pfedseq.measures import Measure
+from pfedseq.runs.scores import Assessment, Scores, read_scores, worse_off
 
 Record = TypeVar("Record")
-
-YARDSTICKS = ("local", "fedavg")
-"""Methods by which a client gets only its own, or what everybody gets."""
-MEAN_ADAPTER = "mean_adapter"
-"""The yardstick that a method has in itself: the mean that it personalises (`Server.mean`)."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How well each client's personal model did, and the ways to boil that down to one number."""
-
-    client_mean: float
-    """The paper's headline: test accuracy "averaging over all clients"."""
-    sample_weighted: float
-    """The same with each client weighted by its test examples."""
-    worst_client: float
-    bottom_decile: float
-    """The mean over the worst tenth of the clients."""
-    validation_mean: float | None
-    """Over the clients that hold validation examples; null where none does."""
-    test_loss_mean: float
-    clients: tuple[int, ...]
-    """Whose the columns below are, in order."""
-    test_accuracy: tuple[float, ...]
-    test_loss: tuple[float, ...]
-    validation_accuracy: tuple[float | None, ...]
-    validation_loss: tuple[float | None, ...]
-    mean_validation_accuracy: tuple[float | None, ...] | None = None
-    """With the mean that the method personalises: after the last round, where there is a mean."""
-
-    def to_json(self) -> dict[str, Any]:
-        """One object, without what was not looked at."""
-        values = asdict(self)
-        if self.mean_validation_accuracy is None:
-            del values["mean_validation_accuracy"]
-        return values
 
 
 @dataclass(frozen=True)
@@ -97,7 +61,7 @@ class RoundRecord:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
         """What `to_json` gave; raises KeyError where something is missing."""
-        scores = _read(Scores, values) if "client_mean" in values else None
+        scores = Scores.from_json(values) if "test" in values else None
         absent, joined, left = (tuple(values.get(key, ())) for key in ("absent", "joined", "left"))
         return cls(
             values["method"],
@@ -115,7 +79,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class BestRound:
-    """The round that was best by some measure, and its mean test accuracy."""
+    """The round that was best by some measure, and the headline's mean on its test data."""
 
     round: int
     client_mean: float
@@ -123,46 +87,84 @@ class BestRound:
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method's result: the last round is the headline, the best rounds stand beside it."""
+    """One method's result: that of the models which the clients keep."""
 
     rounds: int
-    client_mean: float
-    sample_weighted: float
-    worst_client: float
-    bottom_decile: float
-    test_accuracy: tuple[float, ...]
+    """How many were run."""
+    planned_rounds: int
+    """How many were to be run; more than `rounds` where the method was stopped early."""
+    keep: str
+    """`last`, or `best_on_validation`: which round's models the clients keep."""
+    kept_round: int
+    """That round."""
+    scores: Scores
+    """Of these models."""
     best_on_validation: BestRound | None
     """Null where no client holds validation examples."""
     best_on_test_optimistic: BestRound
     cost: Cost
-    clients: tuple[int, ...] = ()
-    """Whose `test_accuracy` is, in order: a site may be absent from the last evaluation. Empty, for
-    all, in what an older version wrote."""
+    pooled: Mapping[str, float] = field(default_factory=dict)
+    """By measure, over the test examples of all clients together."""
+
+    @property
+    def measure(self) -> Measure:
+        """The headline."""
+        return self.scores.measure
+
+    @property
+    def client_mean(self) -> float:
+        """The headline's mean over clients, on test data."""
+        return self.scores.client_mean
 
     @property
     def by_client(self) -> dict[int, float]:
-        """The last round's test accuracy of each client that was evaluated then."""
-        clients = self.clients or range(len(self.test_accuracy))
-        return dict(zip(clients, self.test_accuracy, strict=True))
+        """The headline on the test data of each client for which it is defined."""
+        return self.scores.by_client()
 
     def to_json(self) -> dict[str, Any]:
-        """One object, the costs flat in it."""
-        values = asdict(self)
-        values.update(values.pop("cost"))
-        return values
+        """One object, the costs flat in it; every measure over clients, pooled, and by client."""
+        scores, values = self.scores, asdict(self)
+        for key in ("cost", "scores", "pooled"):
+            del values[key]
+        flat = scores.to_json()
+        for split in ("test", "validation"):
+            columns = flat[split]
+            for name in columns.keys() - {"examples"}:
+                over = scores.over_clients(name, split)
+                pooled = {"pooled": self.pooled.get(name)} if split == "test" else {}
+                columns[name] = {
+                    **(asdict(over) if over is not None else {}),
+                    **pooled,
+                    "clients": columns[name],
+                }
+        return {**values, **flat, **asdict(self.cost)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MethodSummary:
         """What `to_json` gave; raises KeyError where something is missing."""
         validation, test = values["best_on_validation"], values["best_on_test_optimistic"]
-        return _read(
-            cls,
-            dict(values)
-            | {
-                "best_on_validation": None if validation is None else _read(BestRound, validation),
-                "best_on_test_optimistic": _read(BestRound, test),
-                "cost": _read(Cost, values),
-            },
+        columns = {
+            split: {
+                name: column if name == "examples" else column["clients"]
+                for name, column in values[split].items()
+            }
+            for split in ("test", "validation")
+        }
+        pooled = {
+            name: column["pooled"]
+            for name, column in values["test"].items()
+            if name != "examples" and column["pooled"] is not None
+        }
+        return cls(
+            values["rounds"],
+            values["planned_rounds"],
+            values["keep"],
+            values["kept_round"],
+            Scores.from_json({**values, **columns}),
+            None if validation is None else _read(BestRound, validation),
+            _read(BestRound, test),
+            _read(Cost, values),
+            pooled,
         )
 
 
@@ -199,49 +201,19 @@ class RunSummary:
 
 
 def harmed_clients(
-    by_method: Mapping[str, Sequence[RoundRecord]], names: Sequence[str]
+    by_method: Mapping[str, Scores], names: Sequence[str]
 ) -> dict[str, dict[str, list[str]]]:
-    """The clients that a method serves worse, on validation, than something simpler would.
-
-    That is Local or FedAvg of the same run, and the mean that the method itself personalises.
-    Compared are the last evaluations. A client without validation examples cannot be judged.
-    """
-    last = {
-        method: scores
-        for method, records in by_method.items()
-        for _, scores in evaluated(records)[-1:]
-    }
+    """The names of the clients that `worse_off` finds, by method and yardstick."""
     harmed: dict[str, dict[str, list[str]]] = {}
-    for method, scores in last.items():
-        if method in YARDSTICKS:
-            continue
-        own = _known(scores.clients, scores.validation_accuracy)
-        others = {
-            name: _known(last[name].clients, last[name].validation_accuracy)
-            for name in YARDSTICKS
-            if name in last
-        }
-        if scores.mean_validation_accuracy is not None:
-            others[MEAN_ADAPTER] = _known(scores.clients, scores.mean_validation_accuracy)
-        for yardstick, other in others.items():
-            worse = [
-                names[i] if i < len(names) else str(i)
-                for i, accuracy in own.items()
-                if i in other and accuracy < other[i]
-            ]
-            if worse:
-                harmed.setdefault(method, {})[yardstick] = worse
+    for one in worse_off(by_method):
+        name = names[one.client] if one.client < len(names) else str(one.client)
+        harmed.setdefault(one.method, {}).setdefault(one.than, []).append(name)
     return harmed
 
 
-def _known(clients: Sequence[int], column: Sequence[float | None]) -> dict[int, float]:
-    """A column of scores by client, without the clients that have none."""
-    return {i: value for i, value in zip(clients, column, strict=True) if value is not None}
-
-
-def summarise_round(method: str, outcome: RoundOutcome) -> RoundRecord:
+def summarise_round(method: str, outcome: RoundOutcome, headline: str = "accuracy") -> RoundRecord:
     """What a round cost, and, where clients were evaluated, how well each did."""
-    scores = _scores(outcome.evaluated) if outcome.evaluated else None
+    scores = read_scores(outcome.evaluated, headline) if outcome.evaluated else None
     cost = Cost(**{f.name: getattr(outcome, f.name) for f in fields(Cost)})
     return RoundRecord(
         method,
@@ -257,24 +229,38 @@ def summarise_round(method: str, outcome: RoundOutcome) -> RoundRecord:
     )
 
 
-def summarise_run(records: Sequence[RoundRecord]) -> MethodSummary:
-    """One method's result from all its rounds, of which the last was evaluated."""
-    scored = evaluated(records)
-    t, last = scored[-1]
+def best_on_validation(records: Sequence[RoundRecord]) -> tuple[int, Scores] | None:
+    """The first round with the best mean validation headline; None without validation data."""
     validated = [
         (t, scores, scores.validation_mean)
-        for t, scores in scored
+        for t, scores in evaluated(records)
         if scores.validation_mean is not None
     ]
-    best = max(validated, key=lambda entry: entry[2], default=None)
-    best_t, best_on_test = max(scored, key=lambda entry: entry[1].client_mean)
+    if not validated:
+        return None
+    t, scores, _ = max(validated, key=lambda entry: entry[1].measure.rank(entry[2]))
+    return t, scores
+
+
+def summarise_run(
+    records: Sequence[RoundRecord], assessment: Assessment | None = None
+) -> MethodSummary:
+    """One method's result from all its rounds, of which the last was evaluated.
+
+    Without an `assessment` of the models that are kept, from the last evaluation.
+    """
+    scored = evaluated(records)
+    t, last = scored[-1]
+    best = best_on_validation(records)
+    best_t, best_on_test = max(
+        scored, key=lambda entry: entry[1].measure.rank(entry[1].client_mean)
+    )
     return MethodSummary(
         rounds=t,
-        client_mean=last.client_mean,
-        sample_weighted=last.sample_weighted,
-        worst_client=last.worst_client,
-        bottom_decile=last.bottom_decile,
-        test_accuracy=last.test_accuracy,
+        planned_rounds=t if assessment is None else assessment.planned_rounds,
+        keep="last" if assessment is None else assessment.keep,
+        kept_round=t if assessment is None else assessment.round,
+        scores=last if assessment is None else assessment.scores,
         best_on_validation=None if best is None else BestRound(best[0], best[1].client_mean),
         best_on_test_optimistic=BestRound(best_t, best_on_test.client_mean),
         cost=Cost(
@@ -283,45 +269,13 @@ def summarise_run(records: Sequence[RoundRecord]) -> MethodSummary:
                 for f in fields(Cost)
             }
         ),
-        clients=last.clients,
+        pooled={} if assessment is None else assessment.pooled,
     )
 
 
 def evaluated(records: Sequence[RoundRecord]) -> list[tuple[int, Scores]]:
     """The rounds after which the clients were evaluated, and how they did."""
     return [(record.round, record.scores) for record in records if record.scores is not None]
-
-
-def _scores(clients: Mapping[int, Mapping[str, float]]) -> Scores:
-    ids = sorted(clients)
-
-    def column(key: str) -> tuple[float, ...]:
-        return tuple(clients[i][key] for i in ids)
-
-    def validation(key: str) -> tuple[float | None, ...]:
-        return tuple(clients[i][key] if clients[i]["validation_examples"] else None for i in ids)
-
-    accuracy = np.array(column("test_accuracy"))
-    validated = [value for value in validation("validation_accuracy") if value is not None]
-    with_mean = tuple(
-        clients[i].get("mean_validation_accuracy") if clients[i]["validation_examples"] else None
-        for i in ids
-    )
-    tenth = max(1, len(ids) // 10)
-    return Scores(
-        client_mean=float(accuracy.mean()),
-        sample_weighted=float(np.average(accuracy, weights=column("test_examples"))),
-        worst_client=float(accuracy.min()),
-        bottom_decile=float(np.sort(accuracy)[:tenth].mean()),
-        validation_mean=float(np.mean(validated)) if validated else None,
-        test_loss_mean=float(np.mean(column("test_loss"))),
-        clients=tuple(ids),
-        test_accuracy=column("test_accuracy"),
-        test_loss=column("test_loss"),
-        validation_accuracy=validation("validation_accuracy"),
-        validation_loss=validation("validation_loss"),
-        mean_validation_accuracy=with_mean if set(with_mean) != {None} else None,
-    )
 
 
 def _read(kind: Callable[..., Record], values: Mapping[str, Any]) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -11,13 +12,15 @@ import torch
 from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.distribution import draw_distribution
 from pfedseq.data.record import data_record
-from pfedseq.engines.roster import payloads
+from pfedseq.engines.intake import Intake
+from pfedseq.engines.roster import Roster, payloads
 from pfedseq.engines.rounds import RoundOutcome, run_rounds
 from pfedseq.engines.states import ClientStates, DiskStates, MemoryStates
 from pfedseq.errors import InputError, WriteError
 from pfedseq.federation import Clients, Server
 from pfedseq.files import refusing_company
 from pfedseq.runs.checkpoint import Checkpoints
+from pfedseq.runs.ending import assess, choose, enough
 from pfedseq.runs.folder import RunFolder, client_folders
 from pfedseq.runs.identity import MadeWith
 from pfedseq.runs.interrupt import Interruption, finishing_the_round
@@ -27,6 +30,10 @@ from pfedseq.runs.world import World
 Listener = Callable[[RoundRecord], None]
 Tell = Callable[[str], None]
 """Takes a sentence for the user."""
+
+
+class _EnoughError(Exception):
+    """A method stops before its last round."""
 
 
 def tell_nobody(sentence: str) -> None:
@@ -143,25 +150,42 @@ def run_method(
     folder.keep_records(name, done)
     for note in server.notes:
         tell(f"{name}: {note}")
+    records = folder.by_method().get(name, [])
+    if done < rounds and not enough(records, section):
+        folder.assessment(name).unlink(missing_ok=True)  # of a run that was begun anew
 
     def after_round(outcome: RoundOutcome) -> None:
         names = world.names  # a federation's sites become more
-        record = summarise_round(name, outcome)
+        record = summarise_round(name, outcome, section.headline)
         for what, some in (("joined", outcome.joined), ("left", outcome.left)):
             if some:
                 tell(f"{name}, round {outcome.t}: {what}: {', '.join(names[i] for i in some)}")
         for i, reason in outcome.refused.items():
             tell(f"{name}, round {outcome.t}: client {names[i]} was left out: {reason}")
-        folder.append(record)
         t = outcome.t
-        if t % section.checkpoint_every == 0 or t == rounds or interruption.wanted:
+        records.append(record)
+        if choose(records, section) == t:
+            clients.call("keep", t, payloads(server))
+        folder.append(record)
+        last = t == rounds or enough(records, section)
+        if t % section.checkpoint_every == 0 or last or interruption.wanted:
             checkpoints.save(t, server)
         if listener is not None:
             listener(record)
         interruption.stop_if_wanted()
+        if last and t < rounds:
+            raise _EnoughError
 
-    left = range(done + 1, rounds + 1)
-    run_rounds(server, clients, left, after_round, section.evaluate_every, world.config.federation)
-    clients.call("export", rounds, payloads(server))
+    left = range(done + 1, rounds + 1) if not enough(records, section) else range(0)
+    every = section.evaluate_every
+    with suppress(_EnoughError):
+        run_rounds(server, clients, left, after_round, every, world.config.federation)
+    if not folder.assessment(name).exists():
+        intake = Intake(Roster(clients, server, world.config.federation))
+        found = assess(server, intake, records, section)
+        for i, reason in intake.refused.items():
+            tell(f"{name}, at the end: client {world.names[i]} was left out: {reason}")
+        folder.write_assessment(name, found)
+    clients.call("export", records[-1].round, payloads(server))
     if isinstance(states, DiskStates):
         states.discard()

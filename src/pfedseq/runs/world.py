@@ -95,6 +95,7 @@ class World:
                 config.training.batch_size,
                 config.run.seed,
                 examples_per_round=config.training.examples_per_round,
+                measures=config.run.each_evaluation,
             )
             for i, client in enumerate(data.clients)
         )
@@ -339,7 +340,7 @@ def pick_devices(wanted: str | Sequence[str]) -> list[torch.device]:
 
 def _world_of(config: Config) -> Config:
     """The config without what only says which methods run in a world, how long, and how."""
-    run = RunConfig(seed=config.run.seed)
+    run = RunConfig(seed=config.run.seed, measures=config.run.each_evaluation)
     given = config.training
     training = TrainingConfig(
         batch_size=given.batch_size,

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pfedseq.config import read_config
+from pfedseq.measures import find_measure
 from pfedseq.methods import METHODS
 from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.records import evaluated
+from pfedseq.runs.scores import Scores
 from pfedseq.words import count, some
 from pfedseq.workloads.personal import PersonalModel
 
@@ -102,13 +105,23 @@ def run_facts(run: RunFolder, personal: PersonalModel) -> dict[str, str]:
             f"{data['data']}: {len(held['train']):,} to train, {len(held['validation']):,} to "
             f"validate, {len(held['test']):,} to test"
         )
-    scored = [r.scores for r in run.by_method().get(name, []) if r.scores is not None]
-    if scored and number in scored[-1].clients:
-        place = scored[-1].clients.index(number)
-        facts["test accuracy"] = f"{100 * scored[-1].test_accuracy[place]:.2f} %"
-        facts["test loss"] = f"{scored[-1].test_loss[place]:.4f}"
-        facts["mean test accuracy of all clients"] = f"{100 * scored[-1].client_mean:.2f} %"
+    if (scored := _final_scores(run, name)) is not None and number in scored.clients:
+        place, headline = scored.clients.index(number), scored.measure
+        for measure, column in ((find_measure(name), c) for name, c in scored.test.items()):
+            if (value := column[place]) is not None:
+                facts[f"test {measure.title}"] = measure.format.with_unit(value)
+        mean = headline.format.with_unit(scored.client_mean)
+        facts["test examples"] = f"{scored.test_examples[place]:,}"
+        facts[f"mean test {headline.title} of all clients"] = mean
     return facts
+
+
+def _final_scores(run: RunFolder, method: str) -> Scores | None:
+    """Those of the models that are kept, or, while the run goes on, of the last evaluation."""
+    if (assessment := run.read_assessment(method)) is not None:
+        return assessment.scores
+    scored = evaluated(run.by_method().get(method, []))
+    return scored[-1][1] if scored else None
 
 
 def _code(personal: PersonalModel, base: str, folder: str, published: bool) -> str:

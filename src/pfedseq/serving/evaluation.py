@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import cross_entropy
 
 from pfedseq.config import read_config
 from pfedseq.data.dataset import ImageSet
@@ -20,6 +19,7 @@ from pfedseq.data.loading import load_data
 from pfedseq.data.location import Location
 from pfedseq.data.record import data_record, difference
 from pfedseq.errors import InputError
+from pfedseq.measures import MEASURES, score
 from pfedseq.runs.folder import RunFolder
 from pfedseq.words import some
 from pfedseq.workloads.personal import PREDICTION_BATCH, PersonalModel
@@ -27,11 +27,11 @@ from pfedseq.workloads.personal import PREDICTION_BATCH, PersonalModel
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy and mean cross-entropy, and how often each class was taken for which."""
+    """All measures on some examples, and how often each class was taken for which."""
 
     num_images: int
-    accuracy: float
-    loss: float
+    measures: Mapping[str, float]
+    """By name; one that is not defined on these examples is missing."""
     confusion: NDArray[np.int64]
     """(C, C): images of the row's class that were taken for the column's."""
     class_names: tuple[str, ...]
@@ -41,12 +41,11 @@ class Evaluation:
         seen = [c for c in range(len(self.class_names)) if self.confusion[c].any()]
         return {
             "num_images": self.num_images,
-            "accuracy": self.accuracy,
-            "loss": self.loss,
+            **self.measures,
             "classes": {
                 self.class_names[c]: {
                     "num_images": int(self.confusion[c].sum()),
-                    "accuracy": float(self.confusion[c, c] / self.confusion[c].sum()),
+                    "recall": float(self.confusion[c, c] / self.confusion[c].sum()),
                     "taken_for": {
                         self.class_names[other]: int(self.confusion[c, other])
                         for other in np.flatnonzero(self.confusion[c]).tolist()
@@ -122,16 +121,14 @@ def _evaluate(
     labels: NDArray[np.int64],
     report: Report,
 ) -> Evaluation:
-    size, total = len(model.class_names), len(labels)
+    total = len(labels)
     if not total:
         raise InputError("there are no images to evaluate on")
-    confusion, loss = np.zeros((size, size), dtype=np.int64), 0.0
+    logits = []
     for start in range(0, total, PREDICTION_BATCH):
         wanted = labels[start : start + PREDICTION_BATCH]
-        logits = model.logits(model.inputs([next(images) for _ in wanted]))
-        loss += float(cross_entropy(logits.cpu(), torch.from_numpy(wanted), reduction="sum"))
-        np.add.at(confusion, (wanted, logits.argmax(1).cpu().numpy()), 1)
+        logits.append(model.logits(model.inputs([next(images) for _ in wanted])).cpu())
         report("evaluating", start + len(wanted), total)
-    return Evaluation(
-        total, float(confusion.trace() / total), loss / total, confusion, model.class_names
-    )
+    found = score(torch.cat(logits), torch.from_numpy(labels), tuple(MEASURES), counts=True)
+    assert found.counts is not None  # asked for
+    return Evaluation(total, found.values, found.counts.matrix(), model.class_names)

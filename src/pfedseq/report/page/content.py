@@ -14,17 +14,17 @@ from typing import Any
 from pfedseq.config import Config, read_config
 from pfedseq.data.record import train_count
 from pfedseq.errors import InputError
-from pfedseq.experiments.statistics import MeanStd, paired_interval
+from pfedseq.experiments.results import lead, quantities, seconds_per_round
+from pfedseq.measures import Format
 from pfedseq.methods import METHODS, method_title
 from pfedseq.report.page.origins import calibration_origins
 from pfedseq.runs.checkpoint import newest_server
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import MethodSummary, RoundRecord, evaluated, summarise_run
+from pfedseq.runs.scores import MEAN_ADAPTER, Scores, worse_off
 
 MOST_CELLS = 60_000
 """Of the heat maps of clients × rounds together: beyond that, rounds are left out evenly."""
-REFERENCES = ("local", "fedrep", "fedavg")
-"""Whom a personal model should not fall behind: alone, the mean adapter, the mean model."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _find_runs(place: Path) -> list[Run]:
                 continue
             below = path.parent.relative_to(place).parts
             arm = next((p for p in below if p == method or p.startswith(f"{method}-")), method)
-            summary = summarise_run(_until_evaluated(records))
+            summary = summarise_run(_until_evaluated(records), folder.read_assessment(method))
             found.append(Run(folder, config, method, arm, records, summary, data))
     return found
 
@@ -109,8 +109,16 @@ def _board(name: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
         lines.setdefault(run.label, []).append(run)
     first = runs[0]
     reference = "pfedseq" if "pfedseq" in lines else next(iter(lines))
+    measure = first.summary.measure
     return {
         "name": name,
+        "headline": {
+            "name": measure.name,
+            "title": measure.title,
+            "unit": measure.format.unit,
+            "digits": measure.format.digits,
+            "higher": measure.higher_is_better,
+        },
         "clients": [client["name"] for client in first.data["clients"]],
         "sizes": [train_count(client) for client in first.data["clients"]],
         "images": first.data["num_images"],
@@ -151,41 +159,34 @@ def _line(label: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
     scored = [dict(evaluated(run.records)) for run in runs]
     rounds = sorted(set.intersection(*map(set, scored)))
     means = [[of_seed[t].client_mean for of_seed in scored] for t in rounds]
-    summaries = [run.summary for run in runs]
-    total = sum(s.rounds for s in summaries)
+    summaries = {run.seed: run.summary for run in runs}
+    measure = runs[0].summary.measure
+    written = measure.format
 
-    def scores(field: str) -> list[float]:
-        value = MeanStd.of([getattr(s, field) for s in summaries])
-        return [_points(value.mean), _points(value.std)]
+    def points(value: float) -> float:
+        return _points(written, value)
 
-    validated = [s.best_on_validation for s in summaries if s.best_on_validation is not None]
+    values = {one.key: one.over_seeds(summaries) for one in quantities(measure)}
+    by_client = [list(s.by_client.values()) for s in summaries.values()]
     return {
         "label": label,
         "title": _title(label),
         "method": runs[0].method,
         "seeds": [run.seed for run in runs],
         "rounds": rounds,
-        "mean": [_points(fmean(m)) for m in means],
-        "low": [_points(min(m)) for m in means],
-        "high": [_points(max(m)) for m in means],
+        "mean": [points(fmean(m)) for m in means],
+        "low": [points(min(m)) for m in means],
+        "high": [points(max(m)) for m in means],
         "scores": {
-            "client_mean": scores("client_mean"),
-            "sample_weighted": scores("sample_weighted"),
-            "worst_client": scores("worst_client"),
-            "bottom_decile": scores("bottom_decile"),
-            "best_on_validation": [_points(fmean(b.client_mean for b in validated))]
-            if validated
-            else None,
-            "best_on_test": [
-                _points(fmean(s.best_on_test_optimistic.client_mean for s in summaries))
-            ],
-            "spread": _points(fmean(pstdev(s.test_accuracy) for s in summaries)),
-            "best_client": _points(fmean(max(s.test_accuracy) for s in summaries)),
+            **{
+                key: None if value is None else [points(value.mean), points(value.std)]
+                for key, value in values.items()
+            },
+            "spread": points(fmean(map(pstdev, by_client))),
+            "best_client": points(fmean(measure.worst_first(v)[-1] for v in by_client)),
         },
-        "seconds": round(
-            sum(s.cost.client_seconds + s.cost.server_seconds for s in summaries) / total, 4
-        ),
-        "bytes": sum(s.cost.bytes_up + s.cost.bytes_down for s in summaries) / len(summaries),
+        "seconds": round(fmean(map(seconds_per_round, summaries.values())), 4),
+        "bytes": fmean(s.cost.bytes_up + s.cost.bytes_down for s in summaries.values()),
         "planned": runs[0].config.run.rounds,
         "runs": [_seed(run, stride) for run in runs],
     }
@@ -196,11 +197,12 @@ def _seed(run: Run, stride: int) -> dict[str, Any]:
     scored = evaluated(run.records)
     kept = scored[::-1][::stride][::-1]  # the last round always
     num_clients = len(run.data["clients"])
+    written = run.summary.measure.format
 
-    def cells(scores: Any) -> list[int | None]:
-        row: list[int | None] = [None] * num_clients
-        for i, accuracy in zip(scores.clients, scores.test_accuracy, strict=True):
-            row[i] = round(1000 * accuracy)
+    def cells(scores: Scores) -> list[float | None]:
+        row: list[float | None] = [None] * num_clients
+        for i, value in scores.by_client().items():
+            row[i] = round(written.scale * value, max(1, written.digits - 1))
         return row
 
     seconds = accumulate(r.cost.client_seconds + r.cost.server_seconds for r in run.records)
@@ -233,26 +235,25 @@ def _extras(run: Run) -> dict[str, Any]:
 
 
 def _leads(lines: Mapping[str, Sequence[Run]], reference: str) -> list[dict[str, Any]]:
-    """The reference method minus each other one, paired by client and seed."""
-    ours = {run.moment: run.summary.by_client for run in lines[reference]}
+    """The reference method against each other one, paired by client and seed."""
+    ours = {run.moment: run.summary for run in lines[reference]}
     leads = []
     for label, runs in lines.items():
-        theirs = {run.moment: run.summary.by_client for run in runs}
-        both = sorted(ours.keys() & theirs.keys())
+        theirs = {run.moment: run.summary for run in runs}
+        both = ours.keys() & theirs.keys()
         if label == reference or not both:
             continue
-        tables = [[of[moment] for moment in both] for of in (ours, theirs)]
-        everywhere = set.intersection(*(set(row) for table in tables for row in table))
-        if not everywhere:
+        mine, other = ({seed: of[seed, t] for seed, t in both} for of in (ours, theirs))
+        if (found := lead(mine, other)) is None:
             continue
-        found = paired_interval(*([[row[i] for i in everywhere] for row in t] for t in tables))
+        written = runs[0].summary.measure.format
         leads.append(
             {
                 "title": _title(label),
-                "seeds": len(both),
+                "seeds": found.seeds,
                 **{
-                    key: None if value is None else _points(value)
-                    for key, value in vars(found).items()
+                    key: None if value is None else _points(written, value)
+                    for key, value in vars(found.interval).items()
                 },
             }
         )
@@ -260,30 +261,27 @@ def _leads(lines: Mapping[str, Sequence[Run]], reference: str) -> list[dict[str,
 
 
 def _behind(lines: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
-    """Each client whom some method serves worse than Local or the mean, at the last round."""
-    found = []
+    """Each client whom some method serves worse, on validation, than something simpler."""
+    moments: dict[tuple[int, int], dict[str, Run]] = {}
     for label, runs in lines.items():
-        for other in REFERENCES:
-            if other == label or label in REFERENCES or other not in lines:
-                continue
-            theirs = {run.moment: run for run in lines[other]}
-            for run in runs:
-                if run.moment not in theirs:
-                    continue
-                mine, reference = run.summary.by_client, theirs[run.moment].summary.by_client
-                found += [
-                    {
-                        "title": _title(label),
-                        "than": _title(other),
-                        "seed": run.seed,
-                        "client": run.data["clients"][i]["name"],
-                        "ours": _points(mine[i]),
-                        "theirs": _points(reference[i]),
-                    }
-                    for i in sorted(mine.keys() & reference.keys())
-                    if mine[i] < reference[i]
-                ]
-    return sorted(found, key=lambda entry: entry["ours"] - entry["theirs"])
+        for run in runs:
+            moments.setdefault(run.moment, {})[label] = run
+    found = []
+    for (seed, _), by_label in moments.items():
+        for one in worse_off({label: run.summary.scores for label, run in by_label.items()}):
+            run = by_label[one.method]
+            written = run.summary.measure.format
+            found.append(
+                {
+                    "title": _title(one.method),
+                    "than": "the mean adapter" if one.than == MEAN_ADAPTER else _title(one.than),
+                    "seed": seed,
+                    "client": run.data["clients"][one.client]["name"],
+                    "ours": _points(written, one.ours),
+                    "theirs": _points(written, one.theirs),
+                }
+            )
+    return sorted(found, key=lambda entry: -abs(entry["ours"] - entry["theirs"]))
 
 
 def _environment(run: Run) -> str:
@@ -296,6 +294,6 @@ def _environment(run: Run) -> str:
     return "\n".join(f"{name}: {value}" for name, value in kept.items())
 
 
-def _points(value: float) -> float:
-    """In percent, as precise as anybody reads it."""
-    return round(100 * value, 3)
+def _points(written: Format, value: float) -> float:
+    """As it is written, and as precise as anybody reads it."""
+    return round(written.scale * value, written.digits + 1)

@@ -94,10 +94,10 @@ function showHead() {
 function showScoreboard() {
   const columns = [["client mean", "client_mean"], ["by samples", "sample_weighted"],
     ["worst client", "worst_client"], ["bottom decile", "bottom_decile"],
-    ["best on validation", "best_on_validation"], ["best on test*", "best_on_test"]];
+    ["best on validation", "best_on_validation"], ["best on test*", "best_on_test_optimistic"]];
   const head = element("tr");
   head.append(element("th", "method"));
-  for (const [title, key] of columns) head.append(element("th", title, key === "best_on_test" ? "optimistic" : ""));
+  for (const [title, key] of columns) head.append(element("th", title, key === "best_on_test_optimistic" ? "optimistic" : ""));
   head.append(element("th", "s / round"), element("th", "bytes"), element("th", "round"));
   const rows = [head];
   const places = columns.map(([, key]) => {
@@ -112,7 +112,7 @@ function showScoreboard() {
       const text = value === null ? "–" : value[0].toFixed(2) +
         (value.length > 1 && line.seeds.length > 1 ? " ±" + value[1].toFixed(2) : "");
       const place = value === null ? -1 : places[number].indexOf(value[0].toFixed(2));
-      const mark = key === "best_on_test" ? "optimistic" : place === 0 ? "best" : place === 1 ? "second" : "";
+      const mark = key === "best_on_test_optimistic" ? "optimistic" : place === 0 ? "best" : place === 1 ? "second" : "";
       row.append(element("td", text, mark));
     });
     row.append(element("td", line.seconds.toFixed(2)), element("td", bytes(line.bytes)),
@@ -218,12 +218,12 @@ function showClients() {
     xAxis: axis({ type: "category", data: names, axisLabel: { color: css("--muted"), rotate: tilted ? 55 : 0, formatter: (v) => short(v, room), hideOverlap: true } }),
     yAxis: axis({ type: "value", axisLabel: { color: css("--muted"), formatter: "{value} %" } }),
     series: [{ type: "bar", itemStyle: { color: colour(line), borderRadius: [4, 4, 0, 0] }, barMaxWidth: 46,
-      data: order.map((i) => last[i] === null ? null : last[i] / 10),
+      data: order.map((i) => last[i] === null ? null : last[i]),
       markLine: { silent: true, symbol: "none", data: [{ type: "average" }], lineStyle: { color: css("--ink"), type: "dashed" }, label: { formatter: "mean", color: css("--muted"), position: "insideEndTop" } } }],
   });
   draw("heat", {
     grid: { left: narrow() ? 84 : 150, right: 12, top: 8, bottom: 46 },
-    tooltip: tooltip({ formatter: (p) => `${names[p.data[1]]}, round ${run.rounds[p.data[0]]}: ${p.data[2] / 10} %` }),
+    tooltip: tooltip({ formatter: (p) => `${names[p.data[1]]}, round ${run.rounds[p.data[0]]}: ${p.data[2]} %` }),
     xAxis: axis({ type: "category", data: run.rounds.map(String), name: "round", nameLocation: "middle", nameGap: 28, splitLine: { show: false } }),
     yAxis: axis({ type: "category", data: names, splitLine: { show: false }, axisLabel: { color: css("--muted"), formatter: (v) => short(v, room) } }),
     visualMap: { ...scale, min: lowest, max: highest },

@@ -1,0 +1,190 @@
+"""A model's predictions on a split, and the counts of them that may leave a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Values = NDArray[np.float64]
+Classes = NDArray[np.int64]
+
+CONFIDENCE_BINS = 15
+"""Equally wide bins of the likeliest class's probability."""
+LOG_ODDS_REACH, LOG_ODDS_BINS = 10.0, 200
+"""Of the histograms of log-odds: from −10 to 10 in steps of 0.1; what lies beyond is in the last
+bins."""
+MOST_HISTOGRAM_CLASSES = 100
+"""With more classes, no histograms are sent, and AUROC and average precision are not pooled."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of all examples of one split of a client's data."""
+
+    logits: Tensor
+    """(n, C)."""
+    labels: Classes
+    """(n,)."""
+    predicted: Classes
+    """(n,): the likeliest classes."""
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor) -> Predictions:
+        """Predictions of examples with these logits (n, C) and labels (n,)."""
+        return cls(logits, labels.cpu().numpy(), logits.argmax(1).cpu().numpy())
+
+    @cached_property
+    def probabilities(self) -> Values:
+        """(n, C), in double precision."""
+        found: Values = self.logits.double().softmax(1).cpu().numpy()
+        return found
+
+    @cached_property
+    def present(self) -> Classes:
+        """The classes that the split has examples of."""
+        return np.unique(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return self.logits.shape[1]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a client tells of its predictions beyond the named numbers: counts, and no example.
+
+    Arrays of whole numbers but for `confidence`; those of all clients can be added up.
+    """
+
+    confusion: Classes
+    """(·, 3): true class, predicted class, how many examples; only what occurs."""
+    reliability: Classes
+    """(CONFIDENCE_BINS, 2): examples of that confidence, and how many of them are right."""
+    confidence: Values
+    """(CONFIDENCE_BINS,): the sum of their confidences."""
+    histograms: Classes
+    """(·, 4): class, 1 for examples of that class and 0 for others, bin of the log-odds, how many;
+    empty with more than `MOST_HISTOGRAM_CLASSES`."""
+    num_classes: int
+    """C."""
+
+    @classmethod
+    def of(cls, predictions: Predictions) -> Counts:
+        """The counts of one client's predictions."""
+        pairs = (predictions.labels, predictions.predicted)
+        size = predictions.num_classes
+        reliability, confidence = reliability_of(predictions)
+        return cls(
+            _counted(pairs, (size, size)), reliability, confidence, _histograms(predictions), size
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As they are sent."""
+        return {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], num_classes: int) -> Counts | None:
+        """What `tensors` gave; None where anything else was sent."""
+        try:
+            confusion, reliability, confidence, histograms = (
+                tensors[name].cpu().numpy() for name in _ARRAYS
+            )
+        except KeyError:
+            return None
+        whole = (confusion, reliability, histograms)
+        shapes = (confusion.shape[1:], reliability.shape, confidence.shape, histograms.shape[1:])
+        if (
+            shapes != ((3,), (CONFIDENCE_BINS, 2), (CONFIDENCE_BINS,), (4,))
+            or any(array.dtype != np.int64 or (array < 0).any() for array in whole)
+            or confidence.dtype != np.float64
+            or (confusion[:, :2] >= num_classes).any()
+            or (histograms[:, :3] >= (num_classes, 2, LOG_ODDS_BINS)).any()
+        ):
+            return None
+        return cls(confusion, reliability, confidence, histograms, num_classes)
+
+    @classmethod
+    def pooled(cls, some: Sequence[Counts]) -> Counts:
+        """The counts of all clients together."""
+        return cls(
+            _added([one.confusion for one in some]),
+            np.sum([one.reliability for one in some], axis=0),
+            np.sum([one.confidence for one in some], axis=0),
+            _added([one.histograms for one in some])
+            if all(len(one.histograms) for one in some)
+            else np.zeros((0, 4), dtype=np.int64),
+            some[0].num_classes,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """One object of lists."""
+        return {name: getattr(self, name).tolist() for name in _ARRAYS}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], num_classes: int) -> Counts:
+        """What `to_json` gave."""
+        return cls(
+            np.array(values["confusion"], dtype=np.int64).reshape(-1, 3),
+            np.array(values["reliability"], dtype=np.int64),
+            np.array(values["confidence"], dtype=np.float64),
+            np.array(values["histograms"], dtype=np.int64).reshape(-1, 4),
+            num_classes,
+        )
+
+    def matrix(self) -> Classes:
+        """The confusion matrix (C, C): examples of the row's class taken for the column's."""
+        found = np.zeros((self.num_classes, self.num_classes), dtype=np.int64)
+        true, predicted, count = self.confusion.T
+        found[true, predicted] = count
+        return found
+
+
+_ARRAYS = ("confusion", "reliability", "confidence", "histograms")
+
+
+def reliability_of(predictions: Predictions) -> tuple[Classes, Values]:
+    """By bin of confidence: (·, 2) examples, and how many are right; (·,) summed confidence."""
+    labels = predictions.labels
+    top = predictions.probabilities.max(1) if len(labels) else np.zeros(0)
+    places = np.clip(np.ceil(top * CONFIDENCE_BINS).astype(np.int64) - 1, 0, CONFIDENCE_BINS - 1)
+    right = predictions.predicted == labels
+    examples, correct, confidence = (
+        np.bincount(places, weights, minlength=CONFIDENCE_BINS) for weights in (None, right, top)
+    )
+    return np.stack([examples, correct], axis=1).astype(np.int64), confidence.astype(np.float64)
+
+
+def _counted(columns: Sequence[Classes], sizes: tuple[int, ...]) -> Classes:
+    """Each row that occurs in these columns, with how often as its last column."""
+    codes, counts = np.unique(np.ravel_multi_index(columns, sizes), return_counts=True)
+    return np.stack([*np.unravel_index(codes, sizes), counts], axis=1)
+
+
+def _added(tables: Sequence[Classes]) -> Classes:
+    """One table of all rows, their last columns added up where the others are alike."""
+    rows = np.concatenate(tables)
+    different, places = np.unique(rows[:, :-1], axis=0, return_inverse=True)
+    sums = np.bincount(places.reshape(-1), rows[:, -1], minlength=len(different))
+    return np.concatenate([different, sums.astype(np.int64)[:, None]], axis=1)
+
+
+def _histograms(predictions: Predictions) -> Classes:
+    number, classes = predictions.probabilities.shape
+    if classes > MOST_HISTOGRAM_CLASSES:
+        return np.zeros((0, 4), dtype=np.int64)
+    tiny = np.finfo(np.float64).tiny
+    likely = predictions.probabilities
+    odds = np.log(np.maximum(likely, tiny)) - np.log(np.maximum(1 - likely, tiny))
+    bins = np.floor((odds / LOG_ODDS_REACH + 1) / 2 * LOG_ODDS_BINS).astype(np.int64)
+    own = predictions.labels[:, None] == np.arange(classes)
+    each = np.broadcast_to(np.arange(classes), (number, classes))
+    cells = (each, own.astype(np.int64), np.clip(bins, 0, LOG_ODDS_BINS - 1))
+    return _counted([cell.reshape(-1) for cell in cells], (classes, 2, LOG_ODDS_BINS))

@@ -1,0 +1,276 @@
+"""The measures of all clients after a round, and the ways to boil them down to one number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from pfedseq.errors import InputError
+from pfedseq.measures import MEASURES, Counts, Measure, find_measure
+
+Column = tuple[float | None, ...]
+"""A value for each client; None where the measure is not defined or the split is empty."""
+EvaluationSplit = Literal["test", "validation"]
+
+YARDSTICKS = ("local", "fedavg")
+"""Methods by which a client gets only its own, or what everybody gets."""
+MEAN_ADAPTER = "mean_adapter"
+"""The yardstick that a method has in itself: the mean that it personalises (`Server.mean`)."""
+
+
+@dataclass(frozen=True)
+class OverClients:
+    """One measure over the clients for which it is defined."""
+
+    client_mean: float
+    """The paper's: "averaging over all clients"."""
+    sample_weighted: float
+    """The same with each client weighted by its examples."""
+    worst_client: float
+    bottom_decile: float
+    """The mean over the worst tenth of the clients."""
+    undefined: int
+    """How many clients with examples are left out, since the measure is not defined there."""
+
+    @classmethod
+    def of(cls, measure: Measure, column: Column, examples: Sequence[int]) -> OverClients | None:
+        """None where the measure is defined for no client."""
+        known = [(v, n) for v, n in zip(column, examples, strict=True) if v is not None]
+        if not known:
+            return None
+        values, weights = (np.array(part, dtype=np.float64) for part in zip(*known, strict=True))
+        ordered = measure.worst_first(values.tolist())
+        tenth = max(1, len(ordered) // 10)
+        return cls(
+            client_mean=float(values.mean()),
+            sample_weighted=float(np.average(values, weights=weights)),
+            worst_client=ordered[0],
+            bottom_decile=float(np.mean(ordered[:tenth])),
+            undefined=sum(n > 0 for n in examples) - len(known),
+        )
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well each client's personal model did."""
+
+    headline: str
+    """The measure that tables, tuning and the choice of a round go by."""
+    clients: tuple[int, ...]
+    """Whose the columns are, in order."""
+    test_examples: tuple[int, ...]
+    validation_examples: tuple[int, ...]
+    test: Mapping[str, Column]
+    """By measure."""
+    validation: Mapping[str, Column]
+    mean_adapter: Column | None = None
+    """The headline on validation with the mean that the method personalises, where there is one;
+    asked after the last round."""
+
+    @cached_property
+    def measure(self) -> Measure:
+        """The headline's."""
+        return find_measure(self.headline)
+
+    def examples(self, split: EvaluationSplit) -> tuple[int, ...]:
+        """How many each client has."""
+        return self.test_examples if split == "test" else self.validation_examples
+
+    def over_clients(
+        self, name: str | None = None, split: EvaluationSplit = "test"
+    ) -> OverClients | None:
+        """A measure (the headline) boiled down; None where it is defined for no client."""
+        name = name or self.headline
+        columns = self.test if split == "test" else self.validation
+        if name not in columns:
+            return None
+        return OverClients.of(find_measure(name), columns[name], self.examples(split))
+
+    @cached_property
+    def over_test(self) -> OverClients:
+        """The headline on the test data."""
+        found = self.over_clients()
+        if found is None:
+            raise InputError(
+                f"{self.headline} is not defined on any client's test data: choose another "
+                "run.headline, or see that test sets have examples of more than one class"
+            )
+        return found
+
+    @property
+    def client_mean(self) -> float:
+        """The headline's mean over clients on the test data."""
+        return self.over_test.client_mean
+
+    @property
+    def worst_client(self) -> float:
+        """The headline of the client that it is worst for."""
+        return self.over_test.worst_client
+
+    @cached_property
+    def validation_mean(self) -> float | None:
+        """The headline's mean over clients on their validation data; None without such data."""
+        found = self.over_clients(split="validation")
+        return None if found is None else found.client_mean
+
+    def by_client(
+        self, split: EvaluationSplit = "test", name: str | None = None
+    ) -> dict[int, float]:
+        """A measure (the headline) by client, without clients for which it is not defined."""
+        columns = self.test if split == "test" else self.validation
+        return _known(self.clients, columns.get(name or self.headline, ()))
+
+    def with_mean_adapter(self) -> dict[int, float]:
+        """The headline on validation by client, with the mean in place of the personal model."""
+        return {} if self.mean_adapter is None else _known(self.clients, self.mean_adapter)
+
+    def to_json(self) -> dict[str, Any]:
+        """One object: the headline boiled down, then the columns of all measures."""
+        mean = {MEAN_ADAPTER: {self.headline: self.mean_adapter}} if self.mean_adapter else {}
+        return {
+            "headline": self.headline,
+            **asdict(self.over_test),
+            "validation_mean": self.validation_mean,
+            "clients": self.clients,
+            "test": {"examples": self.test_examples, **self.test},
+            "validation": {"examples": self.validation_examples, **self.validation},
+            **mean,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Scores:
+        """What `to_json` gave; raises KeyError where something is missing."""
+        test, validation = dict(values["test"]), dict(values["validation"])
+        headline, mean = values["headline"], values.get(MEAN_ADAPTER)
+        return cls(
+            headline,
+            tuple(values["clients"]),
+            tuple(test.pop("examples")),
+            tuple(validation.pop("examples")),
+            {name: tuple(column) for name, column in test.items()},
+            {name: tuple(column) for name, column in validation.items()},
+            None if mean is None else tuple(mean[headline]),
+        )
+
+
+def _known(clients: Sequence[int], column: Sequence[float | None]) -> dict[int, float]:
+    return {i: value for i, value in zip(clients, column, strict=False) if value is not None}
+
+
+def read_scores(clients: Mapping[int, Mapping[str, float]], headline: str) -> Scores:
+    """The scores from what each client said of itself."""
+    ids = sorted(clients)
+
+    def column(prefix: str, name: str) -> Column:
+        split = "test" if prefix == "test" else "validation"
+        return tuple(
+            clients[i].get(f"{prefix}_{name}") if clients[i][f"{split}_examples"] else None
+            for i in ids
+        )
+
+    def columns(split: str) -> dict[str, Column]:
+        said = {key for i in ids for key in clients[i]}
+        return {name: column(split, name) for name in MEASURES if f"{split}_{name}" in said}
+
+    def examples(split: str) -> tuple[int, ...]:
+        return tuple(int(clients[i][f"{split}_examples"]) for i in ids)
+
+    mean = column("mean_validation", headline)
+    return Scores(
+        headline,
+        tuple(ids),
+        examples("test"),
+        examples("validation"),
+        columns("test"),
+        columns("validation"),
+        mean if set(mean) - {None} else None,
+    )
+
+
+@dataclass(frozen=True)
+class WorseOff:
+    """A client that a method serves worse, on validation, than something simpler would."""
+
+    method: str
+    than: str
+    """`local` or `fedavg`, or `mean_adapter`: the mean that the method itself personalises."""
+    client: int
+    ours: float
+    theirs: float
+
+
+def worse_off(by_method: Mapping[str, Scores]) -> list[WorseOff]:
+    """All such clients among the methods of one run.
+
+    A client without validation examples cannot be judged.
+    """
+    found = []
+    for method, scores in by_method.items():
+        if method in YARDSTICKS:
+            continue
+        own = scores.by_client("validation")
+        others = {
+            name: by_method[name].by_client("validation")
+            for name in YARDSTICKS
+            if name in by_method
+        } | {MEAN_ADAPTER: scores.with_mean_adapter()}
+        found += [
+            WorseOff(method, than, i, value, other[i])
+            for than, other in others.items()
+            for i, value in own.items()
+            if i in other and scores.measure.is_better(other[i], value)
+        ]
+    return found
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """All measures of the models that the clients keep, and what can be said of them together."""
+
+    round: int
+    """The round that the models are of."""
+    keep: str
+    """Why it is that round: `last`, or `best_on_validation`."""
+    planned_rounds: int
+    """How many rounds the run was to have."""
+    scores: Scores
+    counts: Mapping[int, Counts]
+    """By client, where it sent such."""
+
+    @cached_property
+    def pooled(self) -> dict[str, float]:
+        """Measures over the test examples of all clients together, where they are to be had."""
+        every = [self.counts[i] for i in self.scores.clients if i in self.counts]
+        together = Counts.pooled(every) if len(every) == len(self.scores.clients) else None
+        found: dict[str, float | None] = {}
+        for name in self.scores.test:
+            pooled, over = find_measure(name).pooled, self.scores.over_clients(name)
+            if pooled == "mean":
+                found[name] = None if over is None else over.sample_weighted
+            elif pooled is not None and together is not None:
+                found[name] = pooled(together)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """One object."""
+        classes = next((one.num_classes for one in self.counts.values()), 0)
+        return {
+            "round": self.round,
+            "keep": self.keep,
+            "planned_rounds": self.planned_rounds,
+            **self.scores.to_json(),
+            "num_classes": classes,
+            "counts": {str(i): one.to_json() for i, one in self.counts.items()},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Assessment:
+        """What `to_json` gave; raises KeyError where something is missing."""
+        classes = values["num_classes"]
+        counts = {int(i): Counts.from_json(one, classes) for i, one in values["counts"].items()}
+        about = (values["round"], values["keep"], values["planned_rounds"])
+        return cls(*about, Scores.from_json(values), counts)
