@@ -22,6 +22,7 @@ from pfedseq.federation import MethodConfig
 from pfedseq.measures import ALWAYS, MEASURES
 from pfedseq.methods import METHODS, find_method
 from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.model.geometry import quick_image_size
 from pfedseq.model.normalisation import NAMED
 from pfedseq.plugins import load_file
 from pfedseq.presets import find_config, is_preset
@@ -295,7 +296,26 @@ class Config(BaseConfig):
             )  # a ratio that [training] sets holds for every lr that is set later, too
             for name in self.run.methods
         }
-        return self.model_copy(update={"methods": self.methods | spelt})
+        spelt_out = self.model_copy(update={"methods": self.methods | spelt})
+        return spelt_out.with_image_size(quick_image_size(self.model.backbone))
+
+    def sized(self) -> Config:
+        """The same run with `data.image_size` set, to the backbone's own where it was left out."""
+        if self.data.name == "text" or self.data.image_size is not None:
+            return self
+        from pfedseq.model.backbone import load_backbone  # takes seconds, and few configs need it
+
+        section = self.model
+        return self.with_image_size(
+            load_backbone(section.backbone, num_heads=section.num_heads).image_size
+        )
+
+    def with_image_size(self, size: int | None) -> Config:
+        """The same run with `data.image_size = size`, unless it is set or there are no images."""
+        if self.data.name == "text" or self.data.image_size is not None or size is None:
+            return self
+        data = DataConfig.model_validate({**self.data.model_dump(), "image_size": size})
+        return self.model_copy(update={"data": data})
 
 
 def load_config(

@@ -138,7 +138,7 @@ def test_bad_sections_are_refused_in_one_sentence():
 def test_a_bare_name_means_the_papers_scenario(name, partition, num_clients, size):
     config = DataConfig(name=name)
     assert (config.partition, config.num_clients) == (partition, num_clients)
-    assert config.image_size == size
+    assert config.side == size
     assert (config.alpha, config.train_fraction, config.validation_fraction) == (0.1, 0.75, 0.1)
     assert config.keep_test_split is (name == "domainnet")
     assert DataConfig(**config.model_dump()) == config

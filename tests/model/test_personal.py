@@ -279,3 +279,29 @@ def test_reading_tells_layers_and_targets_from_the_weights(saved):
     assert read.adapter.layers == (0, 1, 2, 3)
     assert read.adapter.targets == ("query", "value")
     assert read.base == "demo"
+
+
+def test_a_photo_is_answered_alike_as_bytes_and_as_floats(backbone):
+    model = AdaptedModel(backbone, AdapterConfig(), len(NAMES), seed=0)
+    own = PersonalModel(model, some_phi(model), NAMES)
+    photos = np.random.default_rng(0).integers(0, 256, (3, 3, 32, 32), dtype=np.uint8)
+    expected = own.predict(list(photos))
+    for kind in (np.float32, np.float64):
+        torch.testing.assert_close(own.predict(list((photos / 255).astype(kind))), expected)
+    assert not torch.allclose(own.predict(list(photos // 255)), expected), "pixels matter"
+
+
+@pytest.mark.parametrize(
+    ("pixels", "said"),
+    [
+        (np.full((3, 32, 32), 200.0), "floats from 200 to 200"),
+        (np.full((3, 32, 32), -0.5), "between 0 and 1"),
+        (np.full((3, 32, 32), np.nan), "between 0 and 1"),
+        (np.zeros((3, 32, 32), dtype=np.int64), "images of int64"),
+        (np.zeros((32, 32, 3), dtype=np.uint8), r"\(3, 32, 32\) is needed"),
+    ],
+)
+def test_other_pixels_are_refused_in_a_sentence(pixels, said, backbone):
+    model = AdaptedModel(backbone, AdapterConfig(), len(NAMES), seed=0)
+    with pytest.raises(InputError, match=said):
+        PersonalModel(model, some_phi(model), NAMES).predict([pixels])

@@ -21,7 +21,7 @@ from tests.run_folder import lines
 ROUNDS = 3
 TINY = {
     "run": {"methods": ["fedavg"], "rounds": ROUNDS},
-    "data": {"name": "digits", "num_clients": 2, "max_images_per_client": 8},
+    "data": {"name": "digits", "num_clients": 2, "max_images_per_client": 8, "image_size": 32},
     "model": {"backbone": "random:vit-tiny"},
     "training": {"lr": 0.02, "batch_size": 8},
     "engine": {"device": "cpu", "threads": 1},

@@ -17,6 +17,7 @@ def config_of(method, **auxiliary):
     return make_config(
         {
             "run": {"methods": [method]},
+            "data": {"image_size": 32},
             "model": {"backbone": "random:vit-tiny"},
             "engine": {"device": "cpu"},
             "auxiliary": auxiliary,

@@ -22,7 +22,7 @@ Source = Annotated[
     typer.Option("--from", metavar="PATH", help="Folder, archive or hub id to read images from."),
 ]
 Size = Annotated[
-    int | None, typer.Option("--size", help="Pixels per side; default 224, digits 32.")
+    int | None, typer.Option("--size", help="Pixels per side; default: the backbone's own, or 224.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -135,8 +135,9 @@ def _config(
 ) -> Any:
     """The config that a data set's name (or a config) and the options stand for."""
     from pfedseq.config import load_config, make_config
+    from pfedseq.data.config import USUAL_SIDE
     from pfedseq.data.registry import DATA_SETS
-    from pfedseq.model.backbone import check_image_size
+    from pfedseq.model.geometry import check_image_size
     from pfedseq.presets import preset_names
 
     options = {"data.image_size": size, "run.seed": seed}
@@ -145,8 +146,9 @@ def _config(
         given.append(f"data.source={json.dumps(source, ensure_ascii=False)}")
     assignments = [*(overrides or []), *given]
     if name.endswith(".toml") or name in set(preset_names()) - set(DATA_SETS):
-        config = load_config(name, assignments)
-        check_image_size(config.model.backbone, config.data.image_size)
+        config = load_config(name, assignments).sized()
+        if config.data.name != "text":
+            check_image_size(config.model.backbone, config.data.side)
         return config
     needed = {
         "folder": "the folder of images",
@@ -156,10 +158,13 @@ def _config(
     if name in needed and source is None and not _sets_source(assignments):
         raise InputError(f"{name} needs --from: {needed[name]}")
     # The source belongs to the table at once: some data sets are refused without one.
-    table = {"name": name} | ({"source": source} if source else {})
+    table: dict[str, Any] = {"name": name} | ({"source": source} if source else {})
+    if name in DATA_SETS and DATA_SETS[name].published:
+        table["image_size"] = USUAL_SIDE
     config = make_config({"data": table}, assignments)
     if any(a.startswith("model.backbone=") for a in assignments):
-        check_image_size(config.model.backbone, config.data.image_size)
+        config = config.sized()
+        check_image_size(config.model.backbone, config.data.side)
     return config
 
 

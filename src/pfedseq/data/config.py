@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 PartitionName = Literal["dirichlet", "iid", "pathological", "owners"]
 
+USUAL_SIDE, DIGITS_SIDE = 224, 32
+"""Pixels per side of data that are loaded without a backbone: the paper's, and the demo's."""
+
 
 def default_store() -> Path:
     """The per-user cache folder, or the folder that the variable PFEDSEQ_CACHE names."""
@@ -38,8 +41,12 @@ class DataConfig(BaseConfig):
         None,
         description="folder of the prepared images (default: PFEDSEQ_CACHE, or the user's cache)",
     )
-    image_size: int = Field(
-        224, ge=8, le=1024, description="pixels per side; the paper resizes all images to 224"
+    image_size: int | None = Field(
+        None,
+        ge=8,
+        le=1024,
+        description="pixels per side (default: the size that the backbone was trained on; the "
+        "paper's is 224)",
     )
     layout: str = Field(
         "class",
@@ -138,6 +145,11 @@ class DataConfig(BaseConfig):
         description="test on the source's own test images instead of 1 - train_fraction of all; "
         "the paper does so for DomainNet (FedBN's lists)",
     )
+
+    @property
+    def side(self) -> int:
+        """Pixels per side; where neither the config nor a backbone says it, the usual ones."""
+        return self.image_size or (DIGITS_SIDE if self.name == "digits" else USUAL_SIDE)
 
     @model_validator(mode="before")
     @classmethod

@@ -32,7 +32,7 @@ def load_data(config: DataConfig, seed: int, report: Report = silent) -> Federat
 def load_images(config: DataConfig, report: Report = silent) -> ImageSet:
     """The images of a data set at the wanted size, before they are dealt to clients."""
     if config.name == "digits":
-        return digits.digits_images(config.image_size)
+        return digits.digits_images(config.side)
     return prepared_images(config, report)
 
 

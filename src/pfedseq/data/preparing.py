@@ -110,7 +110,7 @@ def _make(
     if len(source.labels) == 0:
         raise InputError(f"{location} has no images of {config.name} in it")
     report("looking through the source", 1, 1)
-    num_bytes = len(source.labels) * 3 * config.image_size**2
+    num_bytes = len(source.labels) * 3 * config.side**2
     if limit is not None and num_bytes > limit:
         raise InputError(
             f"{_ask_to_prepare(config)} (it takes {words.size(num_bytes)}; a run prepares up to "
@@ -119,7 +119,7 @@ def _make(
     write_store(
         source,
         folder,
-        config.image_size,
+        config.side,
         origin,
         report,
         window=config.window,
@@ -166,19 +166,19 @@ def _store_folder(config: DataConfig, location: Location) -> Path:
     if config.name in ("folder", "hub"):
         reading.append(f"window {config.window}")
     key = hashlib.sha256(json.dumps([FORMAT, *reading]).encode()).hexdigest()[:10]
-    return store_root(config) / f"{config.name}-{config.image_size}px-{key}"
+    return store_root(config) / f"{config.name}-{config.side}px-{key}"
 
 
 def _only_store(config: DataConfig) -> Path:
     """The one store of this data set and size, when the config does not name a source."""
-    pattern = f"{config.name}-{config.image_size}px-*/manifest.json"
+    pattern = f"{config.name}-{config.side}px-*/manifest.json"
     found = [manifest.parent for manifest in sorted(store_root(config).glob(pattern))]
     if not found:
         raise InputError(_ask_to_prepare(config))
     if len(found) > 1:
         sources = ", ".join(str(read_manifest(folder).get("source")) for folder in found)
         raise InputError(
-            f"{config.name} has been prepared at {config.image_size} px from several places "
+            f"{config.name} has been prepared at {config.side} px from several places "
             f"({sources}): name one as data.source"
         )
     return found[0]
@@ -186,11 +186,11 @@ def _only_store(config: DataConfig) -> Path:
 
 def _ask_to_prepare(config: DataConfig) -> str:
     return (
-        f"{config.name} is not prepared at {config.image_size} px in {store_root(config)}: run "
+        f"{config.name} is not prepared at {config.side} px in {store_root(config)}: run "
         f"{_prepare_command(config)}"
     )
 
 
 def _prepare_command(config: DataConfig) -> str:
     place = config.source or "PATH"
-    return f"`pfedseq data prepare {config.name} --from {place} --size {config.image_size}`"
+    return f"`pfedseq data prepare {config.name} --from {place} --size {config.side}`"

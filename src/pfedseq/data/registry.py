@@ -28,6 +28,8 @@ class DataSet:
     """Where it is fetched from when no source is given."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What a bare `data.name` means: the paper's Section 5.1 and Appendix B for its four."""
+    published: bool = False
+    """Everybody's images: prepared at the paper's size where only the name is given."""
 
 
 def _open_hub(config: DataConfig, location: Location) -> Source:
@@ -49,7 +51,7 @@ _BUILT_IN = (
         "scikit-learn's 1,797 handwritten digits; each client has its own scanner style",
         "comes with scikit-learn",
         None,
-        defaults={"partition": "iid", "scanners": True, "image_size": 32},
+        defaults={"partition": "iid", "scanners": True},
     ),
     DataSet(
         "cifar100",
@@ -58,6 +60,7 @@ _BUILT_IN = (
         lambda config, location: cifar.open_cifar("cifar100", location),
         "uoft-cs/cifar100",
         defaults={"partition": "dirichlet"},
+        published=True,
     ),
     DataSet(
         "tiny_imagenet",
@@ -66,6 +69,7 @@ _BUILT_IN = (
         lambda config, location: tiny_imagenet.open_tiny_imagenet(location),
         "zh-plus/tiny-imagenet",
         defaults={"partition": "dirichlet"},
+        published=True,
     ),
     DataSet(
         "domainnet",
@@ -74,6 +78,7 @@ _BUILT_IN = (
         lambda config, location: domainnet.open_domainnet(location),
         "wltjr1007/DomainNet",
         defaults={"partition": "owners", "keep_test_split": True},
+        published=True,
     ),
     DataSet(
         "omniglot",
@@ -81,6 +86,7 @@ _BUILT_IN = (
         "folder with images_background.zip and images_evaluation.zip, or with their folders",
         lambda config, location: omniglot.open_omniglot(location),
         defaults={"partition": "owners"},
+        published=True,
     ),
     DataSet(
         "cifar10",
@@ -89,6 +95,7 @@ _BUILT_IN = (
         lambda config, location: cifar.open_cifar("cifar10", location),
         "uoft-cs/cifar10",
         defaults={"partition": "dirichlet"},
+        published=True,
     ),
     DataSet(
         "pacs",
@@ -97,6 +104,7 @@ _BUILT_IN = (
         lambda config, location: pacs.open_pacs(location),
         "flwrlabs/pacs",
         defaults={"partition": "owners"},
+        published=True,
     ),
     DataSet(
         "folder",

@@ -70,7 +70,7 @@ class Federation:
     @cached_property
     def auxiliary(self) -> AuxiliaryExamples:
         """Unlabelled images at the server, loaded when a method first needs them."""
-        size, seed, backbone = self.config.data.image_size, self.config.run.seed, self.backbone
+        size, seed, backbone = self.config.data.side, self.config.run.seed, self.backbone
         images = load_auxiliary(self.config.auxiliary, size, seed)
         source = ImageSource(images, backbone.mean, backbone.std, self.device)
         return auxiliary_images(self.model, source, size, seed)
@@ -115,7 +115,7 @@ def serve(grid: Any, out: Path, config: Path | None, tell: Tell, pause: float = 
     elif config is None:
         raise InputError(f'{out} holds no run to go on with: give config="FILE.toml" as well')
     else:
-        checked = load_config(config)
+        checked = load_config(config).sized()
         RunFolder.check_vacant(out)
         folder = RunFolder.create(out, dump_config(checked))
     try:

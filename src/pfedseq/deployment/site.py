@@ -59,7 +59,7 @@ def own_data(mine: SiteConfig, run: DataConfig) -> DataConfig:
             ) from None
     common = run.model_dump(include={"image_size", "train_fraction", "validation_fraction"})
     alone = {"partition": "iid", "num_clients": 1}
-    return make_config({"data": {**common, **alone, **given, "image_size": run.image_size}}).data
+    return make_config({"data": {**common, **alone, **given, "image_size": run.side}}).data
 
 
 def equip(mine: SiteConfig, request: Request, place: Path) -> Equipment:

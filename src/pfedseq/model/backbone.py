@@ -24,15 +24,22 @@ from pfedseq.model.encoders.vit.naming import REGISTERS
 from pfedseq.model.encoders.vit.registers import add_registers
 from pfedseq.model.encoders.vit.stacked import StackedTower
 from pfedseq.model.encoders.vit.timm_weights import (
-    SUFFIXES,
     UNREADABLE,
     VitWeights,
-    name_some,
-    patch_size_of,
     read_timm_file,
     reason,
 )
 from pfedseq.model.encoders.vit.tower import Tower
+from pfedseq.model.geometry import (
+    ARCHITECTURES,
+    DEMO_FOLDER,
+    RANDOM_PREFIX,
+    SUFFIXES,
+    check_divides,
+    check_image_size,
+    name_some,
+    weights_file,
+)
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.normalisation import (
     DEFAULT_MEAN,
@@ -54,16 +61,6 @@ __all__ = [
     "interpolate_positions",
     "load_backbone",
 ]
-
-DEMO_FOLDER = Path(__file__).resolve().parents[1] / "assets" / "demo_vit"
-RANDOM_PREFIX = "random:"
-ARCHITECTURES = {
-    "vit-tiny": (192, 12),
-    "vit-small": (384, 12),
-    "vit-base": (768, 12),
-    "vit-large": (1024, 24),
-}
-"""Width and depth; all have patches of 16, heads of 64 and an MLP four times as wide."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ def load_backbone(
             "leave it out (it is for timm-format files only)"
         )
     source: dict[str, Any] = {}
-    file = _weights_file(name)
+    file = weights_file(name)
     if name.startswith(RANDOM_PREFIX):
         weights = _random_weights(name, seed)
     elif name == "demo":
@@ -181,26 +178,10 @@ def _is_hub_id(name: str) -> bool:
     return not local and not Path(name).exists()
 
 
-def _weights_file(name: str) -> Path | None:
-    """The timm-format file that is meant: `name` itself, or the only one of a bare folder."""
-    if name.endswith(SUFFIXES):
-        return Path(name)
-    folder = Path(name)
-    if name == "demo" or not folder.is_dir() or (folder / "config.json").exists():
-        return None
-    files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))
-    if len(files) > 1:
-        raise InputError(
-            f"backbone folder {name!r} has {len(files)} weights files: name one of "
-            f"{name_some([path.name for path in files])}"
-        )
-    return files[0] if files else None
-
-
 def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
     """Build the model around the tensors, with the position embeddings that the size needs."""
     patch = int(weights.config.patch_size)
-    _check_divides(patch, image_size, name)
+    check_divides(patch, image_size, name)
     config = ViTConfig.from_dict(
         {**weights.config.to_dict(), "image_size": image_size}, attn_implementation="sdpa"
     )
@@ -220,40 +201,6 @@ def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
                 "download or copy them anew"
             )
     return model.requires_grad_(False).eval()
-
-
-def _check_divides(patch: int, image_size: int, name: str) -> None:
-    if image_size < patch or image_size % patch:
-        raise InputError(
-            f"backbone {name!r} cuts images into patches of {patch} pixels, so image_size must be "
-            f"a multiple of {patch}, not {image_size}"
-        )
-
-
-def check_image_size(name: str, image_size: int) -> None:
-    """Refuse a size that the patches of a backbone do not divide, where that is cheap to know.
-
-    It is known of the demo, of random weights, of folders with a config.json and of .safetensors
-    files; whatever else is named `…patch16…` is believed.
-    """
-    patch = _known_patch_size(name)
-    if patch is not None:
-        _check_divides(patch, image_size, name)
-
-
-def _known_patch_size(name: str) -> int | None:
-    config = (DEMO_FOLDER if name.endswith("demo") else Path(name)) / "config.json"
-    if config.is_file():
-        stated = (read_object(config) or {}).get("patch_size")
-        if isinstance(stated, int):
-            return stated
-    if name.startswith(RANDOM_PREFIX):
-        return 16
-    file = _weights_file(name)
-    if file is not None and file.suffix == ".safetensors" and file.is_file():
-        return patch_size_of(file)
-    by_name = re.search(r"patch(\d+)", name)
-    return int(by_name[1]) if by_name else None
 
 
 def interpolate_positions(positions: Tensor, side: int) -> Tensor:

@@ -76,7 +76,8 @@ class RunFolder:
         filled = asked.model_copy(
             update={"mean": asked.mean or used.mean, "std": asked.std or used.std}
         )
-        now = config_values(wanted.model_copy(update={"model": filled}))
+        sized = wanted.with_image_size(saved.data.image_size)
+        now = config_values(sized.model_copy(update={"model": filled}))
         if changed := difference(config_values(saved), now):
             raise InputError(
                 f"{self.path} holds a run with other options ({changed}); choose another --out, or "

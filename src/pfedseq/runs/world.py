@@ -69,11 +69,12 @@ class World:
     @classmethod
     def build(cls, config: Config) -> World:
         """Load data and backbone; everything is a function of the config and its seed."""
+        config = config.sized()
         methods = [find_method(name) for name in config.run.methods]
         if config.data.name == "text" and any(method.needs_thumbnails for method in methods):
             raise InputError(NO_THUMBNAILS)
         if config.data.name != "text":
-            check_image_size(config.model.backbone, config.data.image_size)
+            check_image_size(config.model.backbone, config.data.side)
         data = load_data(config.data, config.run.seed)
         notes = [*data.examples.notes, *remarks(data)]
         source: Examples
@@ -121,17 +122,22 @@ class World:
 
     def serves(self, config: Config) -> bool:
         """Whether `build` would make of `config` this very world."""
-        return _world_of(config) == _world_of(self.config)
+        sized = config.with_image_size(self.config.data.image_size)
+        return _world_of(sized) == _world_of(self.config)
 
     def written_out(self, config: Config) -> Config:
-        """A config of this world with all that it found: normalisation, the start's checksum."""
+        """A config of this world with all that it found.
+
+        That is the backbone's normalisation and image size, and the start's checksum.
+        """
         source = self.sites[0].source
         if not isinstance(source, ImageSource):
             return config
         used = config.model.model_copy(update={"mean": source.mean, "std": source.std})
         start = {"start_sha256": starting_sha256(config.adapter)}
         adapter = config.adapter.model_copy(update=start)
-        return config.model_copy(update={"model": used, "adapter": adapter})
+        sized = config.with_image_size(self.config.data.image_size)
+        return sized.model_copy(update={"model": used, "adapter": adapter})
 
     @cached_property
     def auxiliary(self) -> AuxiliaryExamples:
@@ -142,7 +148,7 @@ class World:
             texts = source.auxiliary(section, seed)
             return AuxiliaryExamples(model, texts.inputs, len(texts.tokens), seed, self._threads)
         assert isinstance(source, ImageSource)
-        size = self.config.data.image_size
+        size = self.config.data.side
         images = load_auxiliary(section, size, seed)
         source = replace(source, images=images, tokens=None)
         return auxiliary_images(model, source, size, seed, self._threads)
@@ -239,7 +245,7 @@ class World:
 
 def load_model(config: Config, num_classes: int) -> tuple[Backbone, AdaptedModel]:
     """The frozen backbone and what is tuned on it: a function of the config and its seed."""
-    section, size = config.model, config.data.image_size
+    section, size = config.model, config.data.side
     check_image_size(section.backbone, size)
     backbone = load_backbone(
         section.backbone, size, section.mean, section.std, num_heads=section.num_heads
@@ -287,6 +293,7 @@ def copied(
 
 def fill_tokens(config: Config, report: Report) -> int:
     """Compute ahead what the frozen layers make of the clients' images; gives how many layers."""
+    config = config.sized()
     data = load_data(config.data, config.run.seed)
     if data.examples.fingerprint is None or not isinstance(data.examples, ImageSet):
         raise InputError(f"of {config.data.name} no tokens are kept from run to run")

@@ -44,5 +44,5 @@ def import_adapter(folder: Path, config: Config, *, head: bool = False) -> Confi
         values["model"]["num_heads"] = asked.num_heads
     else:
         values["model"].pop("num_heads", None)
-    values["data"]["image_size"] = size
+    values["data"]["image_size"] = backbone.image_size
     return make_config(values)

@@ -37,6 +37,7 @@ ABOUT_FILE, PROCESSOR_FILE = "personal_model.json", "preprocessor_config.json"
 FORMAT = 1
 PREDICTION_BATCH = 64
 LARGEST_SIDE = 4096
+Pixels = NDArray[np.uint8] | NDArray[np.floating[Any]]
 BICUBIC = 3
 """Pillow's number for it, as preprocessor_config.json wants it."""
 
@@ -113,10 +114,10 @@ class PersonalModel:
         """A file, or pixels of any size, as (3, S, S); refuses what is not an image."""
         return decode(image, self.model.backbone.image_size, self.window).pixels
 
-    def inputs(self, images: Sequence[NDArray[np.uint8]]) -> Tensor:
-        """What `read` gave as the backbone takes it (B, 3, S, S)."""
+    def inputs(self, images: Sequence[Pixels]) -> Tensor:
+        """Images (3, S, S) as the backbone takes them (B, 3, S, S), as `predict` says."""
         backbone = self.model.backbone
-        raw = torch.from_numpy(np.stack(images)).to(self.model.device)
+        raw = torch.from_numpy(in_bytes_range(images, backbone.image_size)).to(self.model.device)
         return normalise(raw, backbone.mean, backbone.std)
 
     @torch.no_grad()
@@ -125,13 +126,39 @@ class PersonalModel:
         features = self.model.merged(self.phi.adapter)(self.model.inputs(pixels))
         return self.model.classify(self.phi.head, features)
 
-    def predict(self, images: Sequence[NDArray[np.uint8]]) -> Tensor:
-        """Each class's probability (B, C), in the order of `class_names`, of what `read` gave."""
+    def predict(self, images: Sequence[Pixels]) -> Tensor:
+        """Each class's probability (B, C), in the order of `class_names`.
+
+        Images are (3, S, S) each, as `read` gives them: uint8, or floats from 0 (black) to 1.
+        """
         parts = [
             self.logits(self.inputs(images[start : start + PREDICTION_BATCH])).softmax(1)
             for start in range(0, len(images), PREDICTION_BATCH)
         ]
         return torch.cat(parts) if parts else torch.empty(0, len(self.class_names))
+
+
+def in_bytes_range(images: Sequence[Pixels], side: int) -> Pixels:
+    """Images (3, S, S) of uint8 or of floats in [0, 1] as one array (B, 3, S, S) from 0 to 255."""
+    try:
+        stacked = np.stack([np.asarray(image) for image in images])
+    except ValueError:
+        raise InputError("the images are not all of one size: give (3, S, S) each") from None
+    if stacked.shape[1:] != (3, side, side):
+        raise InputError(
+            f"images of shape {stacked.shape[1:]} were given where (3, {side}, {side}) is needed: "
+            "`read` makes that of a file or of pixels of any size"
+        )
+    if stacked.dtype == np.uint8:
+        return stacked
+    if stacked.dtype.kind != "f":
+        raise InputError(f"images of {stacked.dtype} were given: give uint8, or floats from 0 to 1")
+    if not (stacked.min() >= 0 and stacked.max() <= 1):  # NaN is refused too
+        raise InputError(
+            f"images of floats from {stacked.min():g} to {stacked.max():g} were given: floats "
+            "must lie between 0 and 1, before any normalisation; 0 … 255 is for uint8"
+        )
+    return stacked.astype(np.float32) * np.float32(255)
 
 
 def save_personal_model(

@@ -17,7 +17,7 @@ from pickle import UnpicklingError
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import ViTConfig, ViTModel
@@ -31,9 +31,9 @@ from pfedseq.model.encoders.vit.naming import (
     fold_layer_scale,
     take_registers,
 )
+from pfedseq.model.geometry import name_some
 from pfedseq.model.normalisation import recognise
 
-SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 HEAD_WIDTH = 64
 """Every ViT of the paper's family has attention heads of this width."""
 UNREADABLE = (
@@ -86,30 +86,11 @@ def _origin(path: Path, wrapped_in: str | None, scaled: bool) -> tuple[str, str]
     return (by_name[0], f"{by_name[1]!r}, by its name") if by_name else None
 
 
-def patch_size_of(path: Path) -> int | None:
-    """The patch size that a .safetensors file in timm's naming has, read from its header alone."""
-    try:
-        with safe_open(path, "pt") as file:
-            if TIMM.patch_kernel not in file.keys():  # noqa: SIM118
-                return None
-            return int(file.get_slice(TIMM.patch_kernel).get_shape()[-1])
-    except UNREADABLE:
-        return None  # loading it says what is wrong
-
-
 def reason(error: Exception) -> str:
     """Why a file could not be read, as the end of a sentence."""
     if isinstance(error, UnpicklingError):
         return "it is damaged, or holds Python objects beyond tensors, which are never executed."
     return str(error).strip().split("\n", 1)[0] or "it ends too early."
-
-
-def name_some(names: list[str]) -> str:
-    """The first few of many names, as a piece of a sentence."""
-    if not names:
-        return "nothing"
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
