@@ -35,7 +35,8 @@ def test_owners_and_splits_by_folder_level_in_a_zip(tmp_path):
         # in the order of names: test/ann/y, train/ann/x, train/bob/y, val/bob/x
         assert source.owners.tolist() == [0, 0, 1, 1]
         assert source.labels.tolist() == [1, 0, 1, 0]
-        assert source.is_test.tolist() == [True, False, False, True]
+        assert source.is_test.tolist() == [True, False, False, False]
+        assert source.is_validation.tolist() == [False, False, False, True]
 
 
 def test_a_users_own_images_become_clients(tmp_path):
@@ -146,3 +147,56 @@ def test_scans_of_16_bits_reach_the_store_with_contrast_and_a_window_is_another_
     ):
         with pytest.raises(ValueError, match=sentence):
             DataConfig.model_validate(wrong)
+
+
+def test_a_group_level_keeps_patients_whole_through_the_store(tmp_path):
+    """Patient 1 of ward p is not patient 1 of ward q."""
+    names = [
+        f"{ward}/{patient}/{label}/{n}.png"
+        for ward in "pq"
+        for patient in "12345"
+        for label in "ab"
+        for n in range(3)
+    ]
+    config = DataConfig(
+        name="folder",
+        source=str(write_images(tmp_path / "in", names)),
+        layout="owner/group/class",
+        image_size=8,
+        store=tmp_path / "store",
+    )
+    data = load_data(config, seed=0)
+    groups = data.examples.groups
+    assert groups.tolist() == np.repeat(np.arange(10), 6).tolist()
+    for client in data.clients:
+        parts = [
+            set(groups[part].tolist()) for part in (client.train, client.validation, client.test)
+        ]
+        assert sorted(map(len, parts)) == [1, 1, 3]
+        assert len(set.union(*parts)) == 5
+
+
+def test_copies_in_a_folder_are_noted_and_never_torn_apart(tmp_path):
+    names = [f"{label}/{n:02d}.png" for label in "ab" for n in range(12)]
+    folder = write_images(tmp_path / "in", names)
+    for copy in ("a/90.png", "a/91.png", "b/92.png"):
+        (folder / copy).write_bytes((folder / "a/03.png").read_bytes())
+    config = DataConfig(
+        name="folder",
+        source=str(folder),
+        partition="iid",
+        num_clients=1,
+        image_size=8,
+        store=tmp_path / "store",
+    )
+    same = [3, 12, 13, 26]  # in the order of names
+    for seed in range(4):
+        data = load_data(config, seed=seed)
+        (client,) = data.clients
+        sides = [
+            len({*same} & {*p.tolist()}) for p in (client.train, client.validation, client.test)
+        ]
+        assert sorted(sides) == [0, 0, 4]
+        assert "3 images are copies of another one of the same client" in data.notes[0]
+    (hashes,) = (tmp_path / "store/images").glob("*/hashes.npy")
+    assert np.load(hashes).shape == (27, 2)

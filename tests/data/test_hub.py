@@ -88,7 +88,13 @@ def test_a_users_own_parquet_becomes_clients_by_column(own_folder, tmp_path):
     )
     data = load_data(config, seed=0)
     assert [client.name for client in data.clients] == WRITERS
-    assert [(len(c.train), len(c.validation), len(c.test)) for c in data.clients] == [(9, 1, 2)] * 3
+    assert [(len(c.train), len(c.validation), len(c.test)) for c in data.clients] == [(8, 2, 2)] * 3
+    grouped = config.model_copy(update={"group_column": "label", "keep_test_split": False})
+    data = load_data(grouped, seed=0)
+    assert (
+        data.examples.groups.tolist() == [2 * (i % 3) + i % 2 for i in range(36)]
+        or len(set(data.examples.groups.tolist())) == 6
+    )
 
 
 @pytest.mark.parametrize(

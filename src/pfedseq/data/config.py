@@ -51,8 +51,8 @@ class DataConfig(BaseConfig):
     layout: str = Field(
         "class",
         description="for `folder` and `text`: what each folder level names, such as `class`, "
-        "`owner/class` or `split/class`; `*` skips a level; where it names owners, `partition` is "
-        "`owners` unless it says otherwise",
+        "`owner/class`, `owner/group/class` or `split/class`; `*` skips a level; where it names "
+        "owners, `partition` is `owners` unless it says otherwise",
     )
     window: tuple[float, float] | None = Field(
         None,
@@ -80,6 +80,12 @@ class DataConfig(BaseConfig):
         None,
         description="for `hub` and `text`: the column that names each example's natural client; "
         "where it is given, `partition` is `owners` unless it says otherwise",
+    )
+    group_column: str | None = Field(
+        None,
+        description="for `hub`, `text` and tables: the column that names each example's patient, "
+        "subject or scene, all of whose examples are put on one side of a client's split; for "
+        "`folder` the level `group` of `layout` does so",
     )
 
     partition: PartitionName = Field(
@@ -134,17 +140,33 @@ class DataConfig(BaseConfig):
         None, ge=4, description="keep a random part of every client's images, for small runs"
     )
 
+    split: Literal["stratified", "random"] = Field(
+        "stratified",
+        description="how a client's examples are split: `stratified` by class, with groups and "
+        "copies kept on one side, or `random` as in PFLlib, which is the default for digits and "
+        "the published data sets",
+    )
     train_fraction: float = Field(
         0.75, gt=0, lt=1, description="part of a client's images that is not for testing"
     )
     validation_fraction: float = Field(
-        0.1, ge=0, lt=1, description="part of the training images held out for validation"
+        0.2,
+        ge=0,
+        lt=1,
+        description="part of the training images held out for validation; 0.1, the paper's, for "
+        "digits and the published data sets",
     )
     keep_test_split: bool = Field(
         False,
         description="test on the source's own test images instead of 1 - train_fraction of all; "
         "the paper does so for DomainNet (FedBN's lists)",
     )
+
+    @property
+    def groups_named(self) -> bool:
+        """Whether a folder level or a column names groups."""
+        in_folder = self.name in ("folder", "text") and "group" in self.layout.split("/")
+        return in_folder or self.group_column is not None
 
     @property
     def side(self) -> int:
@@ -205,6 +227,8 @@ class DataConfig(BaseConfig):
             raise ValueError(f"the data set {self.name!r} needs source: {needed[self.name]}")
         if self.name in ("folder", "text"):
             _check_layout(self.layout)
+        if self.split == "random" and self.groups_named:
+            raise ValueError("split = 'random' tears groups apart: use split = 'stratified'")
         if self.window is not None and self.name not in ("folder", "hub"):
             raise ValueError(f"window is for folder and hub; {self.name} has 8-bit images only")
         if self.window is not None and not self.window[0] < self.window[1]:
@@ -221,12 +245,15 @@ def _data_sets() -> "Registry[DataSet]":
 
 def _check_layout(layout: str) -> None:
     levels = layout.split("/")
-    unknown = [level for level in levels if level not in ("class", "owner", "split", "*")]
+    once = ("owner", "group", "split")
+    unknown = [level for level in levels if level not in ("class", *once, "*")]
     if unknown:
         raise ValueError(
-            f"layout {layout!r} has the unknown level {unknown[0]!r}: use class, owner, split or *"
+            f"layout {layout!r} has the unknown level {unknown[0]!r}: use class, owner, group, "
+            "split or *"
         )
-    if levels.count("class") != 1 or levels.count("owner") > 1 or levels.count("split") > 1:
+    if levels.count("class") != 1 or any(levels.count(level) > 1 for level in once):
         raise ValueError(
-            f"layout {layout!r} must name class exactly once, and owner and split at most once"
+            f"layout {layout!r} must name class exactly once, and owner, group and split at most "
+            "once"
         )

@@ -28,6 +28,12 @@ class ImageSet:
     """Changes when a pixel does; None for images that are made anew for each run."""
     notes: tuple[str, ...] = ()
     """What a user should know, such as how many files were left out."""
+    groups: NDArray[np.int64] | None = None
+    """(n,) the patient, subject or scene of each image: one side of a split holds all of it."""
+    is_validation: NDArray[np.bool_] | None = None
+    """(n,) the source's own validation images, where it has test images beside them."""
+    hashes: NDArray[np.uint64] | None = None
+    """(n, 2) checksum and difference hash, where a split must know of copies."""
     window: tuple[float, float] | None = None
     """The grey values of deep images that became black and white; None: each image's own."""
 
@@ -46,6 +52,10 @@ class TextSet:
     is_test: NDArray[np.bool_] | None
     fingerprint: str
     notes: tuple[str, ...] = ()
+    groups: NDArray[np.int64] | None = None
+    is_validation: NDArray[np.bool_] | None = None
+    hashes: NDArray[np.uint64] | None = None
+    """(n, 2) checksum of a text, and of the text without case and spaces."""
 
 
 ExampleSet = ImageSet | TextSet
@@ -67,6 +77,8 @@ class FederatedData:
 
     examples: ExampleSet
     clients: tuple[ClientData, ...]
+    notes: tuple[str, ...] = ()
+    """What a user should know of the division, such as copies and clients that were left out."""
 
 
 def all_images(client: ClientData) -> NDArray[np.int64]:

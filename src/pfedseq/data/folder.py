@@ -7,8 +7,7 @@ from pathlib import PurePosixPath
 
 from pfedseq.data.file_tree import HEIC_SUFFIXES, IMAGE_SUFFIXES, FileTree
 from pfedseq.data.location import Location
-from pfedseq.data.source import Entry, Source, source_of_files
-from pfedseq.data.tabular import TEST_SPLITS
+from pfedseq.data.source import Entry, Source, source_of_files, split_roles
 from pfedseq.errors import InputError
 from pfedseq.words import count, some
 
@@ -21,7 +20,7 @@ def open_folder(location: Location, layout: str) -> Source:
     path = location.folder_or_archive("a folder of images")
     tree = FileTree(path)
     levels = layout.split("/")
-    entries = []
+    found = []
     for name in tree.images():
         folders = PurePosixPath(name).parts[:-1]
         if len(folders) != len(levels):
@@ -29,17 +28,21 @@ def open_folder(location: Location, layout: str) -> Source:
                 f"{name} in {path} lies in {count(len(folders), 'folder')}, but data.layout = "
                 f"{layout!r} needs {len(levels)}: change data.layout, or move the file"
             )
-        named = dict(zip(levels, folders, strict=True))
-        entries.append(
-            Entry(
-                name,
-                label=named["class"],
-                owner=named.get("owner", ""),
-                is_test=named.get("split", "").lower() in TEST_SPLITS,
-            )
-        )
-    if not entries:
+        found.append((name, dict(zip(levels, folders, strict=True))))
+    if not found:
         raise InputError(f"{path} has no images in it{_but(_skipped(tree))}")
+    is_test, is_validation = split_roles([named.get("split", "") for _, named in found])
+    entries = [
+        Entry(
+            name,
+            label=named["class"],
+            owner=named.get("owner", ""),
+            is_test=bool(is_test[place]),
+            group=named.get("group", ""),
+            is_validation=is_validation is not None and bool(is_validation[place]),
+        )
+        for place, (name, named) in enumerate(found)
+    ]
     source = source_of_files(
         path.stem,
         entries,

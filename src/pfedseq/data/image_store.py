@@ -3,8 +3,10 @@
 A finished store is a folder:
 
 - `images.npy`: (n, 3, size, size) uint8, opened as a read-only memory map;
-- `samples.npy`: (n, 3) int32, per image its class, its owner and whether it is a test image
-  (-1 where the source names no owner or no split);
+- `samples.npy`: (n, 3) int32, per image its class, its owner and its split (0: training, 1: test,
+  2: validation; -1 where the source names no owner or no split), and in a fourth column its group
+  where the source names groups;
+- `hashes.npy`: (n, 2) uint64, per image a checksum and a difference hash, once a run needed them;
 - `manifest.json`: names, counts, where the images came from, what was left out, and the sha256 of
   both files.
 
@@ -12,7 +14,9 @@ A finished store is a folder:
 """
 
 import hashlib
+import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedseq.data.dataset import ImageSet
+from pfedseq.data.duplicates import image_hashes
 from pfedseq.errors import InputError
+from pfedseq.files import write_atomically
 
 FORMAT = 1
+VALIDATION = 2
+"""The split of a validation image in `samples.npy`."""
 Report = Callable[[str, int, int], None]
 """Called as report(stage, done, total) while work goes on."""
 
@@ -62,7 +70,8 @@ def open_store(folder: Path) -> ImageSet:
         raise _damaged(folder, f"images.npy holds {images.dtype} {images.shape}")
     if sha256_of(folder / "samples.npy") != manifest["samples_sha256"]:
         raise _damaged(folder, "samples.npy does not match its checksum")
-    labels, owners, is_test = samples.astype(np.int64).T
+    labels, owners, splits, *groups = samples.astype(np.int64).T
+    is_validation = splits == VALIDATION
     return ImageSet(
         name=manifest["name"],
         images=images,
@@ -70,10 +79,28 @@ def open_store(folder: Path) -> ImageSet:
         class_names=tuple(manifest["class_names"]),
         owners=owners if manifest["owner_names"] else None,
         owner_names=tuple(manifest["owner_names"]),
-        is_test=is_test.astype(bool) if manifest["has_test"] else None,
+        is_test=splits == 1 if manifest["has_test"] else None,
+        groups=groups[0] if groups else None,
+        is_validation=is_validation if is_validation.any() else None,
         fingerprint=manifest["images_sha256"],
         notes=tuple(manifest["notes"]),
     )
+
+
+def store_hashes(folder: Path, images: NDArray[np.uint8], report: Report) -> NDArray[np.uint64]:
+    """(n, 2) the hashes of a store's images, computed at the first time of asking."""
+    if (folder / "hashes.npy").is_file():
+        hashes = _load(folder, "hashes.npy", mapped=False)
+        if hashes.shape == (len(images), 2) and hashes.dtype == np.uint64:
+            return hashes
+    report("looking for copies", 0, 1)
+    hashes = image_hashes(images)
+    content = io.BytesIO()
+    np.save(content, hashes)
+    if os.access(folder, os.W_OK):  # else they are computed again next time
+        write_atomically(folder / "hashes.npy", content.getvalue())
+    report("looking for copies", 1, 1)
+    return hashes
 
 
 def verify_store(folder: Path) -> None:

@@ -1,13 +1,17 @@
 """From a `[data]` section and a seed to clients with examples: the one entrance for engines."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedseq.data import digits, partition
+from pfedseq.data import digits, partition, splitting
 from pfedseq.data.config import DataConfig
 from pfedseq.data.dataset import ClientData, ExampleSet, FederatedData, ImageSet, all_images
+from pfedseq.data.duplicates import copies, same_numbers
 from pfedseq.data.image_store import Report, silent
 from pfedseq.data.preparing import prepared_images
+from pfedseq.data.splitting import join_units
 from pfedseq.data.text import load_texts
 from pfedseq.errors import InputError
 from pfedseq.words import some
@@ -18,15 +22,28 @@ def load_data(config: DataConfig, seed: int, report: Report = silent) -> Federat
     if not 0 <= seed < 2**32:
         raise InputError(f"the seed is {seed}, but must be between 0 and 2**32 - 1")
     if config.name == "text":
-        texts = load_texts(config)
-        return FederatedData(texts, deal(texts, config, seed))
+        return divide(load_texts(config), config, seed)
     images = load_images(config, report)
+    if not config.scanners:
+        return divide(images, config, seed)
     clients = deal(images, config, seed)
-    if config.scanners:
-        images = digits.scan_for_clients(
-            images, clients, _partition_seed(config, seed), config.scanner_turn
-        )
-    return FederatedData(images, clients)
+    turn, of_partition = config.scanner_turn, _partition_seed(config, seed)
+    return FederatedData(digits.scan_for_clients(images, clients, of_partition, turn), clients)
+
+
+def divide(examples: ExampleSet, config: DataConfig, seed: int) -> FederatedData:
+    """Examples with their clients, and what is to be known of the division."""
+    clients = deal(examples, config, seed)
+    if config.split == "random":
+        return FederatedData(examples, clients)
+    whole, small = leave_out_unsplit(clients, validated=config.validation_fraction > 0)
+    partition.check_sizes(
+        whole,
+        min_samples=config.min_samples or 1,
+        validation_fraction=config.validation_fraction,
+    )
+    notes = [*small, *copies(examples, whole)]
+    return FederatedData(examples, whole, tuple(notes))
 
 
 def load_images(config: DataConfig, report: Report = silent) -> ImageSet:
@@ -48,12 +65,32 @@ def deal(examples: ExampleSet, config: DataConfig, seed: int) -> tuple[ClientDat
         if limit is not None and len(members) > limit:
             members = rng.permutation(members)[:limit]
         clients.append(_split(name, members, examples, config, rng))
-    partition.check_sizes(
-        clients,
-        min_samples=config.min_samples or 1,
-        validation_fraction=config.validation_fraction,
-    )
+    if config.split == "random":
+        partition.check_sizes(
+            clients,
+            min_samples=config.min_samples or 1,
+            validation_fraction=config.validation_fraction,
+        )
     return tuple(clients)
+
+
+def leave_out_unsplit(
+    clients: Sequence[ClientData], *, validated: bool
+) -> tuple[tuple[ClientData, ...], list[str]]:
+    """The clients whose examples fill all splits, and a note about the others.
+
+    Where none does, all are kept, to be refused by name.
+    """
+    whole = tuple(
+        c for c in clients if len(c.train) and len(c.test) and (len(c.validation) or not validated)
+    )
+    kept = {c.name for c in whole}
+    names = [c.name for c in clients if c.name not in kept]
+    if not names or not whole:
+        return tuple(clients), []
+    which = "client" if len(names) == 1 else "clients"
+    splits = "training, validation and test" if validated else "training and test"
+    return whole, [f"left out the {which} {some(names)}: too few examples for {splits}"]
 
 
 def remarks(data: FederatedData) -> tuple[str, ...]:
@@ -65,7 +102,7 @@ def remarks(data: FederatedData) -> tuple[str, ...]:
         for number, name in enumerate(data.examples.class_names)
         if not (labels == number).any()
     ]
-    said = []
+    said = list(data.notes)
     if missing:
         which = "class" if len(missing) == 1 else "classes"
         said.append(f"there are no {data.examples.unit}s of the {which} {some(missing)}")
@@ -87,10 +124,26 @@ def _partition(
     if config.partition == "owners":
         return _owner_clients(examples, config, rng)
     assert config.num_clients is not None  # the config's validator sees to it
+    if examples.groups is None:
+        parts = _dealt(examples.labels, config, rng)
+    else:  # whole groups are dealt, each as one example of its most common class
+        _, group_of = np.unique(examples.groups, return_inverse=True)
+        counts = np.zeros((group_of.max() + 1, examples.labels.max() + 1), dtype=np.int64)
+        np.add.at(counts, (group_of, examples.labels), 1)
+        groups = _dealt(counts.argmax(axis=1), config, rng)
+        parts = [np.flatnonzero(np.isin(group_of, part)) for part in groups]
+    return [(f"{number:02d}", part) for number, part in enumerate(parts)]
+
+
+def _dealt(
+    labels: NDArray[np.int64], config: DataConfig, rng: np.random.RandomState
+) -> list[NDArray[np.int64]]:
+    """Labelled things dealt to `num_clients` clients by the config's partition."""
+    assert config.num_clients is not None
     match config.partition:
         case "dirichlet":
-            parts = partition.dirichlet(
-                examples.labels,
+            return partition.dirichlet(
+                labels,
                 config.num_clients,
                 config.alpha,
                 rng,
@@ -98,12 +151,12 @@ def _partition(
                 min_samples=config.min_samples,
             )
         case "pathological":
-            parts = partition.pathological(
-                examples.labels, config.num_clients, config.classes_per_client, rng
+            return partition.pathological(
+                labels, config.num_clients, config.classes_per_client, rng
             )
         case "iid":
-            parts = partition.iid(examples.labels, config.num_clients, rng)
-    return [(f"{number:02d}", part) for number, part in enumerate(parts)]
+            return partition.iid(labels, config.num_clients, rng)
+    raise AssertionError(config.partition)
 
 
 def _owner_clients(
@@ -125,6 +178,7 @@ def _owner_clients(
         rng,
         num_owners=None if num_owners is None else num_owners // config.split_owners,
         pieces=config.split_owners,
+        groups=examples.groups,
     )
     return [
         (examples.owner_names[owner] + (f"-{piece}" if config.split_owners > 1 else ""), members)
@@ -139,19 +193,51 @@ def _split(
     config: DataConfig,
     rng: np.random.RandomState,
 ) -> ClientData:
-    if not config.keep_test_split:
-        return partition.split_at_random(
-            name,
-            members,
-            rng,
-            train_fraction=config.train_fraction,
-            validation_fraction=config.validation_fraction,
-        )
-    if examples.is_test is None:
+    keep = config.keep_test_split
+    if keep and examples.is_test is None:
         raise InputError(
             f"{examples.name} has no test {examples.unit}s of its own to keep: "
             "set data.keep_test_split = false"
         )
-    return partition.split_as_given(
-        name, members, examples.is_test, rng, validation_fraction=config.validation_fraction
+    fraction = config.validation_fraction
+    if config.split == "random":
+        if keep:
+            assert examples.is_test is not None
+            return partition.split_as_given(
+                name, members, examples.is_test, rng, validation_fraction=fraction
+            )
+        return partition.split_at_random(
+            name, members, rng, train_fraction=config.train_fraction, validation_fraction=fraction
+        )
+    if not keep:
+        return splitting.split_stratified(
+            name,
+            members,
+            examples.labels,
+            rng,
+            train_fraction=config.train_fraction,
+            validation_fraction=fraction,
+            units=_units(examples, members),
+        )
+    assert examples.is_test is not None
+    test, train = members[examples.is_test[members]], members[~examples.is_test[members]]
+    if examples.is_validation is not None:
+        held = examples.is_validation[train]
+        return ClientData(name, train=train[~held], validation=train[held], test=test)
+    return splitting.validation_of_training(
+        name,
+        train,
+        test,
+        examples.labels,
+        rng,
+        validation_fraction=fraction,
+        units=_units(examples, train),
     )
+
+
+def _units(examples: ExampleSet, members: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """What of a client's examples stays together: groups, and copies of one example."""
+    kept = [] if examples.groups is None else [examples.groups[members]]
+    if examples.hashes is not None:
+        kept.append(same_numbers(examples.hashes[members, 0]))
+    return join_units(*kept) if kept else None

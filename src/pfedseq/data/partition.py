@@ -153,11 +153,13 @@ def by_owner(
     *,
     num_owners: int | None = None,
     pieces: int = 1,
+    groups: NDArray[np.int64] | None = None,
 ) -> list[tuple[int, int, Indices]]:
     """The data's own clients, as (owner, piece, images), in the order of the owners' numbers.
 
     `num_owners` keeps the owners with the most images (the lower number first among equals);
-    `pieces` cuts every owner's shuffled images into so many clients of equal size.
+    `pieces` cuts every owner's shuffled images into so many clients of equal size, or, where there
+    are `groups`, of as many groups.
     """
     present, counts = np.unique(owners, return_counts=True)
     if num_owners is not None:
@@ -171,11 +173,16 @@ def by_owner(
     divided = []
     for owner in present:
         members = np.flatnonzero(owners == owner)
-        if pieces > 1:
-            rng.shuffle(members)
-        divided += [
-            (int(owner), piece, part) for piece, part in enumerate(np.array_split(members, pieces))
-        ]
+        if pieces > 1 and groups is not None:
+            shuffled = rng.permutation(np.unique(groups[members]))
+            parts = [
+                members[np.isin(groups[members], part)] for part in np.array_split(shuffled, pieces)
+            ]
+        else:
+            if pieces > 1:
+                rng.shuffle(members)
+            parts = np.array_split(members, pieces)
+        divided += [(int(owner), piece, part) for piece, part in enumerate(parts)]
     return divided
 
 

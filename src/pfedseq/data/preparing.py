@@ -16,6 +16,7 @@ from pfedseq.data.image_store import (
     open_store,
     read_manifest,
     silent,
+    store_hashes,
     verify_store,
 )
 from pfedseq.data.location import Location, locate
@@ -86,7 +87,7 @@ def describe_store(folder: Path) -> Prepared:
 def prepared_images(config: DataConfig, report: Report = silent) -> ImageSet:
     """Open a data set's store, making it first if its source is here and it is not too large."""
     if config.source is None:
-        return replace(open_store(_only_store(config)), window=config.window)
+        return _opened(config, _only_store(config), report)
     location = _locate_or_remember(config)
     folder = _store_folder(config, location)
     if not _is_current(config, folder, location):
@@ -96,7 +97,15 @@ def prepared_images(config: DataConfig, report: Report = silent) -> ImageSet:
                 f"run {_prepare_command(config)} first"
             )
         _make(config, location, folder, AUTOMATIC_BYTES, report)
-    return replace(open_store(folder), window=config.window)
+    return _opened(config, folder, report)
+
+
+def _opened(config: DataConfig, folder: Path, report: Report) -> ImageSet:
+    """A finished store, with the hashes by which a stratified split knows copies."""
+    images = replace(open_store(folder), window=config.window)
+    if config.split != "stratified":
+        return images
+    return replace(images, hashes=store_hashes(folder, images.images, report))
 
 
 def _make(
@@ -163,6 +172,8 @@ def _store_folder(config: DataConfig, location: Location) -> Path:
         reading.append(config.layout)
     if config.name == "hub":
         reading += [str(config.image_column), str(config.label_column), str(config.owner_column)]
+    if config.group_column is not None:
+        reading.append(f"group {config.group_column}")
     if config.name in ("folder", "hub"):
         reading.append(f"window {config.window}")
     key = hashlib.sha256(json.dumps([FORMAT, *reading]).encode()).hexdigest()[:10]

@@ -42,8 +42,12 @@ def _open_hub(config: DataConfig, location: Location) -> Source:
         image_column=config.image_column,
         label_column=config.label_column,
         owner_column=config.owner_column,
+        group_column=config.group_column,
     )
 
+
+_AS_PFLLIB = {"split": "random", "validation_fraction": 0.1}
+"""How the data sets of the literature are split; the paper's Appendix B."""
 
 _BUILT_IN = (
     DataSet(
@@ -51,7 +55,7 @@ _BUILT_IN = (
         "scikit-learn's 1,797 handwritten digits; each client has its own scanner style",
         "comes with scikit-learn",
         None,
-        defaults={"partition": "iid", "scanners": True},
+        defaults={"partition": "iid", "scanners": True, **_AS_PFLLIB},
     ),
     DataSet(
         "cifar100",
@@ -59,7 +63,7 @@ _BUILT_IN = (
         "folder of parquet files, cifar-100-python.tar.gz or its folder, hub id",
         lambda config, location: cifar.open_cifar("cifar100", location),
         "uoft-cs/cifar100",
-        defaults={"partition": "dirichlet"},
+        defaults={"partition": "dirichlet", **_AS_PFLLIB},
         published=True,
     ),
     DataSet(
@@ -68,7 +72,7 @@ _BUILT_IN = (
         "tiny-imagenet-200.zip or its folder, folder of parquet files, hub id",
         lambda config, location: tiny_imagenet.open_tiny_imagenet(location),
         "zh-plus/tiny-imagenet",
-        defaults={"partition": "dirichlet"},
+        defaults={"partition": "dirichlet", **_AS_PFLLIB},
         published=True,
     ),
     DataSet(
@@ -77,7 +81,7 @@ _BUILT_IN = (
         "folder of domain folders or zips with FedBN's lists, folder of parquet files, hub id",
         lambda config, location: domainnet.open_domainnet(location),
         "wltjr1007/DomainNet",
-        defaults={"partition": "owners", "keep_test_split": True},
+        defaults={"partition": "owners", "keep_test_split": True, **_AS_PFLLIB},
         published=True,
     ),
     DataSet(
@@ -85,7 +89,7 @@ _BUILT_IN = (
         "32,460 characters of 50 alphabets by 20 drawers, one client each",
         "folder with images_background.zip and images_evaluation.zip, or with their folders",
         lambda config, location: omniglot.open_omniglot(location),
-        defaults={"partition": "owners"},
+        defaults={"partition": "owners", **_AS_PFLLIB},
         published=True,
     ),
     DataSet(
@@ -94,7 +98,7 @@ _BUILT_IN = (
         "folder of parquet files, cifar-10-python.tar.gz or its folder, hub id",
         lambda config, location: cifar.open_cifar("cifar10", location),
         "uoft-cs/cifar10",
-        defaults={"partition": "dirichlet"},
+        defaults={"partition": "dirichlet", **_AS_PFLLIB},
         published=True,
     ),
     DataSet(
@@ -103,7 +107,7 @@ _BUILT_IN = (
         "zip or folder of domain/class folders, folder of parquet files, hub id",
         lambda config, location: pacs.open_pacs(location),
         "flwrlabs/pacs",
-        defaults={"partition": "owners"},
+        defaults={"partition": "owners", **_AS_PFLLIB},
         published=True,
     ),
     DataSet(

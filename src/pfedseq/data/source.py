@@ -41,6 +41,10 @@ class Source:
     owner_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None
     """(n,) the source's own test images, where it has any."""
+    groups: NDArray[np.int64] | None = None
+    """(n,) what each image belongs together with, where the data names it."""
+    is_validation: NDArray[np.bool_] | None = None
+    """(n,) the source's own validation images, where it has test images beside them."""
     notes: tuple[str, ...] = ()
     """What a user should know, such as that this is a part of the full data set."""
 
@@ -53,6 +57,8 @@ class Entry:
     label: str
     owner: str = ""
     is_test: bool = False
+    group: str = ""
+    is_validation: bool = False
 
 
 def source_of_files(
@@ -68,6 +74,7 @@ def source_of_files(
     class_number = {label: number for number, label in enumerate(class_names)}
     owner_number = {owner: number for number, owner in enumerate(owner_names)}
     owners = [owner_number[entry.owner] for entry in entries] if owner_names else None
+    has_validation = any(entry.is_validation for entry in entries)
     return Source(
         name=name,
         labels=np.array([class_number[entry.label] for entry in entries], dtype=np.int64),
@@ -75,11 +82,42 @@ def source_of_files(
         owners=None if owners is None else np.array(owners, dtype=np.int64),
         owner_names=tuple(owner_names),
         is_test=np.array([entry.is_test for entry in entries]) if has_test else None,
+        groups=number_groups([(entry.owner, entry.group) for entry in entries]),
+        is_validation=np.array([e.is_validation for e in entries]) if has_validation else None,
         blocks=tuple(
             Block(stop - start, partial(_read_files, entries[start:stop], tree))
             for start, stop in block_ranges(len(entries))
         ),
     )
+
+
+def number_groups(named: Sequence[tuple[str, str]]) -> NDArray[np.int64] | None:
+    """(n,) a number for each (owner, group); None where no group has a name.
+
+    Groups of two owners are two: every hospital has a patient 1. An example whose group has no
+    name is a group of its own.
+    """
+    if not any(group for _, group in named):
+        return None
+    numbers: dict[object, int] = {}
+    keys = [pair if pair[1] else place for place, pair in enumerate(named)]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+
+
+TEST_SPLITS = ("test", "testing")
+VALIDATION_SPLITS = ("valid", "validation", "val", "dev")
+
+
+def split_roles(splits: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+    """(is test, is validation) of rows by the name of their split.
+
+    Where no split is called `test`, the validation split takes its place.
+    """
+    names = np.char.lower(np.asarray(splits, dtype=np.str_))
+    test, validation = np.isin(names, TEST_SPLITS), np.isin(names, VALIDATION_SPLITS)
+    if not test.any():
+        return validation, None
+    return test, validation if validation.any() else None
 
 
 def _read_files(entries: Sequence[Entry], tree: FileTree) -> Iterator[RawImage]:

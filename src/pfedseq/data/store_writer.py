@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pfedseq.data.decode import Window, decode
 from pfedseq.data.image_store import (
     FORMAT,
+    VALIDATION,
     Report,
     is_finished,
     read_manifest,
@@ -139,6 +140,8 @@ def _leave_out(source: Source, workplace: Path, unreadable: list[int]) -> Source
         labels=source.labels[kept],
         owners=None if source.owners is None else source.owners[kept],
         is_test=None if source.is_test is None else source.is_test[kept],
+        groups=None if source.groups is None else source.groups[kept],
+        is_validation=None if source.is_validation is None else source.is_validation[kept],
         blocks=(),
     )
 
@@ -253,12 +256,17 @@ def _decode_block(block: Block, target: NDArray[np.uint8], window: Window | None
 def _finish(
     source: Source, workplace: Path, plan: dict[str, Any], unreadable: list[str], report: Report
 ) -> None:
-    samples = np.full((len(source.labels), 3), -1, dtype=np.int32)
+    columns = 3 if source.groups is None else 4
+    samples = np.full((len(source.labels), columns), -1, dtype=np.int32)
     samples[:, 0] = source.labels
     if source.owners is not None:
         samples[:, 1] = source.owners
     if source.is_test is not None:
         samples[:, 2] = source.is_test
+    if source.is_validation is not None:
+        samples[source.is_validation, 2] = VALIDATION
+    if source.groups is not None:
+        samples[:, 3] = source.groups
     np.save(workplace / "samples.npy", samples)
     report("computing the checksum", 0, 1)
     manifest = {

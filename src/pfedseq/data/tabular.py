@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedseq.data.parquet import Column, Table
-from pfedseq.data.source import Source
+from pfedseq.data.source import Source, number_groups, split_roles
 from pfedseq.errors import InputError
 
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class")
-TEST_SPLITS = ("test", "valid", "validation", "val")
 
 
 def source_of_table(
@@ -20,6 +19,7 @@ def source_of_table(
     image_column: str | None = None,
     label_column: str | None = None,
     owner_column: str | None = None,
+    group_column: str | None = None,
     class_names: Sequence[str] | None = None,
     only_classes: Sequence[str] | None = None,
     known_owners: Sequence[str] | None = None,
@@ -54,7 +54,15 @@ def source_of_table(
                 f"column {owner_column} of {table.where} has other values than "
                 f"{', '.join(owner_names)}"
             )
-    is_test = np.isin(table.splits, _test_splits(table.splits))[rows]
+    groups: NDArray[np.int64] | None = None
+    if group_column is not None:
+        _choose(table, group_column, [], "group")
+        of_owner = np.zeros(len(rows)) if owners is None else owners
+        named = table.columns[group_column].values[rows].astype(np.str_)
+        groups = number_groups(
+            list(zip(of_owner.astype(np.str_).tolist(), named.tolist(), strict=True))
+        )
+    is_test, is_validation = split_roles(table.splits[rows].tolist())
     return Source(
         name=name,
         labels=labels,
@@ -62,6 +70,8 @@ def source_of_table(
         owners=owners,
         owner_names=owner_names,
         is_test=is_test if is_test.any() else None,
+        groups=groups,
+        is_validation=is_validation,
         blocks=table.blocks(image_column, rows),
     )
 
@@ -130,9 +140,3 @@ def _renumbered(
         raise InputError(f"{table.where} has no {missing[0]!r} among {', '.join(names[:8])}, …")
     place = {name: number for number, name in enumerate(wanted)}
     return np.array([place.get(name, -1) for name in spelled], dtype=np.int64)[numbers]
-
-
-def _test_splits(splits: NDArray[np.str_]) -> list[str]:
-    """The split that is for testing: 'test', or else the validation split."""
-    present = [name for name in TEST_SPLITS if name in splits]
-    return present[:1]
