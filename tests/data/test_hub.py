@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_samples import png
 
-from pfedseq.data import DataConfig, load_data
+from pfedseq.data import DataConfig, load_data, load_images
 from pfedseq.data.cifar import open_cifar
 from pfedseq.data.hub import hub_table, table_of_splits
 from pfedseq.data.location import Location, locate
@@ -89,12 +89,9 @@ def test_a_users_own_parquet_becomes_clients_by_column(own_folder, tmp_path):
     data = load_data(config, seed=0)
     assert [client.name for client in data.clients] == WRITERS
     assert [(len(c.train), len(c.validation), len(c.test)) for c in data.clients] == [(8, 2, 2)] * 3
-    grouped = config.model_copy(update={"group_column": "label", "keep_test_split": False})
-    data = load_data(grouped, seed=0)
-    assert (
-        data.examples.groups.tolist() == [2 * (i % 3) + i % 2 for i in range(36)]
-        or len(set(data.examples.groups.tolist())) == 6
-    )
+    grouped = load_images(config.model_copy(update={"group_column": "label"}))
+    pairs = set(zip(grouped.groups.tolist(), grouped.owners.tolist(), strict=True))
+    assert len(pairs) == len(set(grouped.groups.tolist())) == 6, "two labels at three writers"
 
 
 @pytest.mark.parametrize(
