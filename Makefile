@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-slow mutants kills fuzz setup lint format docs backbone clean
+.PHONY: help demo test test-slow mutants kills fuzz setup lint format docs lock backbone clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,11 @@ docs: $(STAMP)   ## build the documentation into docs/_build/html; any warning i
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
 	@echo docs/_build/html/index.html
+
+lock: $(STAMP)   ## pin every dependency of every platform with its hashes (requirements.lock)
+	$(BIN)/pip install --quiet --constraint constraints.txt uv
+	$(BIN)/uv pip compile --no-config --universal --python-version 3.11.7 --generate-hashes --no-annotate \
+		--no-header --all-extras --constraint constraints.txt --output-file requirements.lock --quiet pyproject.toml
 
 backbone: $(STAMP) ## make the demo's backbone anew (docs/reference/backbones.md)
 	$(BIN)/python -m pfedseq.pretraining --out src/pfedseq/assets/demo_vit

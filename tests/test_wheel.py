@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,7 +91,8 @@ def test_the_demo_runs_from_the_wheel(tmp_path):
     assert "pfedseq/serving/page/index.html" in names
     assert "pfedseq/py.typed" in names
     if shutil.which(sysconfig.get_config_var("CC").split()[0]):
-        assert any("_mamba_kernel" in name for name in names)
+        assert any(re.search(r"/_mamba_kernel\.(so|pyd)$", name) for name in names)
+    assert re.fullmatch(r"pfedseq-[\d.]+-py3-none-\w+\.whl", wheel.name), "for every Python"
     commands = install(wheel, tmp_path)
     assert "lab/pacs" in call(commands / "pfedseq", "presets", cwd=tmp_path)
     assert_demo_runs(commands, tmp_path)
