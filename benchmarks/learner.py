@@ -1,9 +1,11 @@
 """Times a server round of the Mamba learner, ours beside public Mambas, and prints the ratios.
 
     python benchmarks/learner.py --quick              the headline shape only, about two minutes
-    python benchmarks/learner.py --json figures.json  every N and L, and the cost's parts
+    python benchmarks/learner.py --json figures.json  every N and L, and the cost
     python benchmarks/learner.py --repeats 1          the same in a third of the time
-    python benchmarks/learner.py --cost               what the cost is made of, N = 10, 100, 1,000
+    python benchmarks/learner.py --cost               a server round of 10 to 3,000 clients
+    python benchmarks/learner.py --cost --quick       the same up to 1,000, a round of each
+    python benchmarks/learner.py --cost --plot FILE   with a picture of the growth
 
 Ours is the learner that a run has by default, with signed blocks; the public ones are Mamba as for
 language. A round is one learner step (forward, backward along a direction, Adam) and one inference,
@@ -14,10 +16,7 @@ tensors, no gradients of 12 layers to hold). Each figure is the fastest of sever
 turn, so that a disturbance hits all; the processor seconds beside them, summed over threads, feel
 other programs on the machine much less.
 
-What the cost is made of is told by processor seconds, so that a busy machine changes little: one
-layer and one piece of work (512 rows) of our fused learner, multiplied up to all of them and
-divided by the threads. The states' share is what is saved when M goes from 16 to 1; Adam's part,
-which does not depend on the rows, is timed by itself.
+`--cost` measures the whole server as the clients become more: see learner_cost.py.
 
 Memory is the peak of the resident set above what it was with inputs and parameters in place, of
 one round in a process of its own.
@@ -36,22 +35,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from learner_cost import (
+    BLOCKS,
+    DEFAULT,
+    LAYERS,
+    ROWS,
+    STATES,
+    draw_growth,
+    measure_costs,
+    resident_kib,
+)
 from torch import Tensor, nn
 
 from pfedseq.learners import MambaLearner
-from pfedseq.learners.calibration import LearnerConfig
 from pfedseq.learners.fused_mamba import fused_mamba
 
-DEFAULT = LearnerConfig()
-LAYERS, ROWS, STATES, BLOCKS = 12, 6144, DEFAULT.state_dim, DEFAULT.num_blocks
 HEADLINE = (10, 20)
 CLIENTS = (6, 10, 20, 50, 100)
 LENGTHS = (5, 10, 20, 30)
 GRAPH_LIMIT = 1 * 2**30
 """Bytes that a public Mamba's graph may take outside the headline shape."""
-PIECE = 512
-"""Rows that the kernel computes as one piece of work."""
-COST_SHAPES = ((10, 10), (10, 20), (100, 10), (100, 20), (1000, 5), (1000, 10))
 
 
 class Seconds(NamedTuple):
@@ -190,51 +193,6 @@ def compare(clients: int, steps: int, repeats: int) -> dict[str, Any]:
     return {"clients": clients, "steps": steps, "contenders": figures}
 
 
-def cost(clients: int, steps: int, repeats: int, threads: int) -> dict[str, float]:
-    """What a round of our fused learner is made of, in seconds on so many threads."""
-
-    def fastest(states: int) -> tuple[float, float, int]:
-        """Of the network on a piece of one layer, and of Adam; and the weights of one layer."""
-        generator = torch.Generator().manual_seed(0)
-        learner = default_learner(1, clients, states, generator)
-        window = 1e-2 * torch.randn(steps, clients, 1, PIECE, generator=generator)
-        direction = 1e-2 * torch.randn(clients, 1, PIECE, generator=generator).permute(1, 2, 0)
-        optimizer, taken = torch.optim.Adam(learner.parameters(), lr=1e-3), []
-        for _ in range(repeats + 1):  # the first makes Adam's memory
-            begin = time.process_time()
-            optimizer.zero_grad()
-            torch.autograd.backward(learner(window.permute(2, 3, 0, 1)), -direction)
-            with torch.no_grad():
-                learner(window.permute(2, 3, 0, 1))
-            middle = time.process_time()
-            optimizer.step()
-            taken.append((middle - begin, time.process_time() - middle))
-        network, adam = (min(seconds) for seconds in zip(*taken[1:], strict=True))
-        return network, adam, sum(p.numel() for p in learner.parameters())
-
-    network, adam, weights = fastest(STATES)
-    with_one_state, _, _ = fastest(1)
-    scale = LAYERS * ROWS / PIECE / threads
-    return {
-        "clients": clients,
-        "steps": steps,
-        "round_seconds": network * scale + adam * LAYERS / threads,
-        "states_share": 1 - with_one_state / network,
-        "adam_seconds": adam * LAYERS / threads,
-        "million_weights": weights * LAYERS / 1e6,
-        "window_gib": LAYERS * ROWS * steps * clients * 4 / 2**30,
-    }
-
-
-def print_cost(part: dict[str, float]) -> None:
-    print(
-        f"  N = {part['clients']:4}, L = {part['steps']:2}: {part['round_seconds']:8.1f} s a round,"
-        f" states {part['states_share']:4.0%}, Adam {part['adam_seconds']:6.2f} s,"
-        f" {part['million_weights']:7.2f} M weights, window {part['window_gib']:5.2f} GiB",
-        flush=True,
-    )
-
-
 def peak_extra_mib(name: str, clients: int, steps: int) -> float:
     """Measured in a fresh process, on what `make` measures for that name."""
     command = [sys.executable, __file__, "--peak-of", name, str(clients), str(steps)]
@@ -248,13 +206,6 @@ def measure_own_peak(name: str, clients: int, steps: int) -> float:
     before = resident_kib("VmHWM")
     contender.round()
     return (resident_kib("VmHWM") - before) / 1024
-
-
-def resident_kib(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1])
-    raise LookupError(f"/proc/self/status has no {field}")
 
 
 def print_shape(shape: dict[str, Any]) -> None:
@@ -290,7 +241,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="the headline shape only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--cost", action="store_true", help="what the cost is made of, only")
+    parser.add_argument("--cost", action="store_true", help="the cost by the number of clients")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the growth there (--cost)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peak-of", nargs=3, metavar=("NAME", "N", "L"), help=argparse.SUPPRESS)
@@ -313,12 +265,10 @@ def main() -> None:
         "load_average_before": os.getloadavg()[0],
     }
     if arguments.cost or not arguments.quick:
-        print("\nWhat the cost is made of")
-        figures["cost"] = []
-        for clients, steps in COST_SHAPES:
-            figures["cost"].append(cost(clients, steps, arguments.repeats, arguments.threads))
-            print_cost(figures["cost"][-1])
-            write(figures, arguments.json)
+        figures |= measure_costs(arguments.quick, arguments.repeats, arguments.threads)
+        write(figures, arguments.json)
+        if arguments.plot is not None:
+            draw_growth(figures["growth"], arguments.plot)
     if arguments.cost:
         return
     shape = compare(*HEADLINE, arguments.repeats)

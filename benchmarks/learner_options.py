@@ -59,6 +59,10 @@ OPTIONS: dict[str, dict[str, Any] | None] = {
     "D mlp": {"architecture": "mlp"},
     "E lstm": {"architecture": "lstm"},
     "linear": {"architecture": "linear", "learner_lr": 1e-3, "gain": 10.0},
+    "mamba, a tenth of the rows": {"row_share": 0.1},
+    "pooled": {"mixing": "pooled"},
+    "pooled, a tenth of the rows": {"mixing": "pooled", "row_share": 0.1},
+    "pooled, personal part": {"mixing": "pooled", "ablation": "personal"},
     "mamba, not signed": {"signed": False},
     "mamba, forgets nothing": {"forgetting": 0.0},
     "literal": {

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from pfedseq.errors import InputError
+from pfedseq.learners.layerwise import num_threads
 from pfedseq.learners.mamba_block import BlockWeights, chunked_network
 
 VARIANTS = ("baseline", "avx2", "avx512")
@@ -229,19 +230,10 @@ def _in_threads(run: Callable[[int, slice], None], layers: int, dim: int) -> Non
     are idle while the server works.
     """
     chunks = [slice(begin, min(begin + _CHUNK_ROWS, dim)) for begin in range(0, dim, _CHUNK_ROWS)]
-    with ThreadPoolExecutor(_num_threads()) as pool:
+    with ThreadPoolExecutor(num_threads()) as pool:
         tasks = [pool.submit(run, layer, rows) for layer in range(layers) for rows in chunks]
         for task in tasks:
             task.result()
-
-
-def _num_threads() -> int:
-    """OMP_NUM_THREADS where it is set, as for all numerical work, else the cores we may use."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdecimal() and int(wanted) > 0:
-        return int(wanted)
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _with_adjacent_rows(window: Tensor) -> Tensor:

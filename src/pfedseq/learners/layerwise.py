@@ -1,5 +1,6 @@
 """K networks, one per backbone layer, over windows (K, D, L, N), in bounded memory."""
 
+import os
 from collections.abc import Callable, Sequence
 
 import torch
@@ -58,3 +59,12 @@ def check_sizes(learner: nn.Module, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise InputError(f"{type(learner).__name__} needs {name} of at least 1, not {size}")
+
+
+def num_threads() -> int:
+    """OMP_NUM_THREADS where it is set, as for all numerical work, else the cores we may use."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted) > 0:
+        return int(wanted)
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

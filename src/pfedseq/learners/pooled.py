@@ -15,13 +15,14 @@ learnt with fifty clients serves a thousand.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pfedseq.learners.layerwise import check_sizes
+from pfedseq.learners.layerwise import check_sizes, num_threads
 from pfedseq.learners.mamba import GATE_BIAS
 from pfedseq.learners.running_sums import Past
 
@@ -76,9 +77,15 @@ class PooledLearner(nn.Module):
         if torch.is_grad_enabled():
             return torch.stack([torch.cat([*of_layer(k)]) for k in range(layers)], 1)
         output = past.sums.new_empty(clients, layers, rows)
-        for k in range(layers):
+
+        @torch.no_grad()
+        def fill(k: int) -> None:
             for some, of_some in zip(chunks, of_layer(k), strict=True):
                 output[some, k] = of_some
+
+        # Not on torch's number of threads: an engine holds that to one for its clients' sake.
+        with ThreadPoolExecutor(num_threads()) as pool:
+            list(pool.map(fill, range(layers)))
         return output
 
     def output_weights(self) -> list[nn.Parameter]:
