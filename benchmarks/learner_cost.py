@@ -186,6 +186,6 @@ def _print_parts(part: dict[str, float]) -> None:
 
 if __name__ == "__main__":  # one N in a process of its own
     number, form, rounds, cores = sys.argv[1:]
-    torch.set_num_threads(int(cores))
-    os.environ["OMP_NUM_THREADS"] = cores  # what the kernel goes by
+    torch.set_num_threads(1)  # as an engine has it
+    os.environ["OMP_NUM_THREADS"] = cores  # what the learner goes by
     print(json.dumps(measure_rounds(int(number), form, int(rounds))))

@@ -65,7 +65,7 @@ def test_time_grows_with_rounds_and_examples(monkeypatch, per_round):
     seen = []
 
     def count(server, clients, rounds, after_round, every, conditions):
-        sites = clients.clients.sites
+        sites = clients.sites
         for t in rounds:
             train = sum(len(site.drawn(t)) for site in sites)
             test = sum(len(site.data.test) + len(site.data.validation) for site in sites)
@@ -124,3 +124,17 @@ def test_a_growing_window_is_followed_until_it_is_full():
     assert planning._growing_seconds(0.5, 1.0, 3.0, 3, 6) == pytest.approx(0.5 + 1 + 2 + 3 + 3 + 3)
     assert planning._growing_seconds(0.5, 1.0, 1.0, 1, 4) == pytest.approx(3.5)
     assert planning._growing_seconds(0.5, 1.0, 3.0, 3, 1) == pytest.approx(0.5)
+
+
+def test_a_pooled_learner_is_planned_as_it_is():
+    """Of each client four sums, an adapter and nothing that grows; the form is said."""
+    options = ["run.methods=['pfedseq']", "methods.pfedseq.mixing=pooled"]
+    config = make_config(CONFIG, [*options, "data.max_images_per_client=40"])
+    world = World.build(config)
+    (row,) = planning.plan(world, ["pfedseq"], lambda *words: None).methods
+    adapter = world.model.initial.adapter
+    of_clients = 3 * 5 * adapter.numel() * adapter.element_size()
+    assert of_clients < row.server_memory < 1.5 * of_clients
+    (note,) = row.notes
+    assert note.startswith('mixing = "pooled" for 3 clients')
+    assert row.server_seconds > 0

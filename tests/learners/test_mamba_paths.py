@@ -15,7 +15,8 @@ from torch import Tensor
 from pfedseq.errors import InputError
 from pfedseq.learners import MambaLearner
 from pfedseq.learners import fused_mamba as fused_module
-from pfedseq.learners.fused_mamba import _num_threads, fused_mamba, load_variant
+from pfedseq.learners.fused_mamba import fused_mamba, load_variant
+from pfedseq.learners.layerwise import num_threads
 from pfedseq.learners.mamba import MambaBlock
 from tests.learners.reference import (
     assert_like_the_reference,
@@ -147,7 +148,7 @@ def test_threads_are_those_asked_for_or_the_cores_we_may_use(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {4, 7}, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-    assert _num_threads() == threads
+    assert num_threads() == threads
 
 
 def test_several_chunks_equal_the_plain_path(path: str) -> None:

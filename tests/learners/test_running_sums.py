@@ -126,6 +126,14 @@ def test_what_was_saved_goes_on_alike():
     assert after.newest() is None
 
 
+def test_the_newest_update_may_come_once_more():
+    deltas = updates(3)
+    once, again = filled(deltas), filled(torch.cat([deltas, deltas[-1:]]))
+    once.append(once.newest())
+    for mine, theirs in zip(once.inputs(), again.inputs(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_memory_does_not_grow_with_the_rounds():
     """Four numbers for each of a client's, however long the run and however far it looks back."""
     sizes = {

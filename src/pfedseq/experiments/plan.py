@@ -22,6 +22,7 @@ from pfedseq.engines.rounds import RoundOutcome, run_rounds
 from pfedseq.engines.states import MemoryStates
 from pfedseq.federation import Server, Tensors
 from pfedseq.learners.history import History
+from pfedseq.learners.running_sums import RunningSums
 from pfedseq.model.task import ExampleSite
 from pfedseq.runs.checkpoint import Checkpoints, server_state
 from pfedseq.runs.world import World
@@ -51,6 +52,8 @@ class MethodPlan:
     """Bytes of what the server remembers between rounds, at its largest."""
     disk: int
     """Bytes of checkpoints and personal models."""
+    notes: tuple[str, ...] = ()
+    """What the server would say before round 1, such as which form its learner has."""
 
     @property
     def seconds(self) -> float:
@@ -145,6 +148,7 @@ def _plan_method(world: World, small: World, name: str) -> MethodPlan:
         bytes_down=round(total(lambda outcome: outcome.bytes_down)),
         server_memory=memory,
         disk=SLOTS * (memory + clients_memory) + personal,
+        notes=tuple(found.server.notes),
     )
 
 
@@ -177,7 +181,9 @@ def _measure(small: World, name: str) -> _Measured:
         run_rounds(server, clients, range(1, 3), after_round, 1, conditions)
         history = _history_of(server)
         while history is not None and len(history) < history.max_length:
-            history.append(history.window()[:, :, -1].permute(2, 0, 1))  # Δ^t (N, K, D) once more
+            newest = history.newest()
+            assert newest is not None  # two rounds were played
+            history.append(newest)
         warm: list[RoundOutcome] = []
         last, warmup = max(3, small.config.run.rounds), _warmup_of(server)
         if history is not None and 2 <= warmup < last:
@@ -187,10 +193,10 @@ def _measure(small: World, name: str) -> _Measured:
         return _Measured(outcomes, server, states, seconds, warm[0] if warm else None)
 
 
-def _history_of(server: Server) -> History | None:
-    """A server's window over past updates, which makes its work grow until it is full."""
+def _history_of(server: Server) -> History | RunningSums | None:
+    """What a server keeps of past updates; a window makes its work grow until it is full."""
     history = getattr(server, "history", None)
-    return history if isinstance(history, History) else None
+    return history if isinstance(history, History | RunningSums) else None
 
 
 def _warmup_of(server: Server) -> int:

@@ -60,8 +60,9 @@ class RunningSums:
         if self._sums is None:
             self._sums = deltas.new_zeros(len(self._decays), *deltas.shape)
             self._silent = torch.full((len(deltas),), self.max_length, device=deltas.device)
-        for of_time, decay in zip(self._sums, self._decays, strict=True):
+        for of_time, decay in zip(self._sums[1:], self._decays[1:], strict=True):
             of_time.mul_(decay).add_(deltas, alpha=(1 - decay**2) ** 0.5)
+        self._sums[0] = deltas  # last: they may be what `newest` gave
         spoke = torch.stack([(one != 0).any() for one in deltas])
         self._silent = torch.where(spoke, 0, self._silent + 1)
         count = self.known().sum().clamp_min(1)

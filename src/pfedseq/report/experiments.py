@@ -198,6 +198,9 @@ def print_plan(plan: Plan) -> None:
             size(row.disk),
         )
     console.print(table)
+    for row in plan.methods:
+        for note in row.notes:
+            console.print(f"{method_title(row.method)}: {note}.", soft_wrap=True)
     disk = sum(row.disk for row in plan.methods)
     console.print(
         f"In all {minutes(plan.seconds)} on this machine, as busy as it is now, "
