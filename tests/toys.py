@@ -40,6 +40,7 @@ class QuadraticTask:
     num_batches: int = 1
     coupling: float = 0.0
     """κ."""
+    round: int = 1
     saved: list[Params] = field(default_factory=list)
     """Where the client's personal model is kept: the last one counts."""
 
@@ -165,7 +166,7 @@ class QuadraticSite:
     saved: list[Params] = field(default_factory=list)
 
     def task(self, t: int, step: str) -> QuadraticTask:
-        return replace(self.make(), saved=self.saved)
+        return replace(self.make(), saved=self.saved, round=t)
 
 
 @dataclass
@@ -178,7 +179,7 @@ class ScatteredSite:
     def task(self, t: int, step: str) -> ScatteredTask:
         purpose = "personal" if step in ("evaluate", "keep", "assess", "export") else step
         order = torch_generator(0, "batches", self.client, t, purpose)
-        return ScatteredTask(self.center, self.num_examples, order=order, saved=self.saved)
+        return ScatteredTask(self.center, self.num_examples, order=order, saved=self.saved, round=t)
 
 
 def trained(task: Task, phi: Params, **options: Any) -> Params:

@@ -278,7 +278,11 @@ class Config(BaseConfig):
         if common["head_lr"] is not None and "lr" in own and "head_lr" not in own:
             lr = _validated(method.config, {**common, **own, "head_lr": None}, where).lr
             common["head_lr"] = self.training.rates(lr)[1]  # the ratio of [training]
-        return _validated(method.config, common | own, where)
+        given = common | own
+        scheduled = given["schedule"] != "constant" or given["schedule_warmup"]
+        if scheduled and given["schedule_rounds"] is None:
+            given["schedule_rounds"] = self.run.rounds
+        return _validated(method.config, given, where)
 
     def advice(self) -> list[str]:
         """Sentences about what is allowed but hardly meant."""
@@ -289,13 +293,7 @@ class Config(BaseConfig):
         """The same run with every option written out; refuses what a method does not know."""
         for name in self.methods:
             find_method(name)
-        spelt = {
-            name: self.method_config(name).model_dump(
-                exclude_none=True,  # TOML has no null
-                exclude=set() if "head_lr" in self.methods.get(name, {}) else {"head_lr"},
-            )  # a ratio that [training] sets holds for every lr that is set later, too
-            for name in self.run.methods
-        }
+        spelt = {name: self._spelt(name) for name in self.run.methods}
         spelt_out = self.model_copy(update={"methods": self.methods | spelt})
         return spelt_out.with_image_size(quick_image_size(self.model.backbone))
 
@@ -316,6 +314,29 @@ class Config(BaseConfig):
             return self
         data = DataConfig.model_validate({**self.data.model_dump(), "image_size": size})
         return self.model_copy(update={"data": data})
+
+    def _spelt(self, name: str) -> dict[str, Any]:
+        """All options of a method but what it takes over from [training] as that stands there."""
+        options, own = self.method_config(name), self.methods.get(name, {})
+        if options.optimizer_state == "average":
+            self._refuse_averages(name)
+        common = set(LocalTraining.model_fields) - {"lr", "local_epochs"} - set(own)
+        return options.model_dump(exclude_none=True, exclude=common)  # TOML has no null
+
+    def _refuse_averages(self, name: str) -> None:
+        """Say where second moments cannot be averaged."""
+        why = ""
+        if find_method(name).client.sent_model is None:
+            why = f"{name} averages no models, so there are no moments that belong to an average"
+        elif self.federation.payload != "float32":
+            why = f"it cannot be sent as federation.payload = {self.federation.payload!r}"
+        elif self.privacy.noise is not None:
+            why = "privacy.noise would make a second moment negative"
+        if why:
+            raise InputError(
+                f"optimizer_state = 'average': {why}; set it to 'keep' or 'reset', or leave that "
+                "out"
+            )
 
 
 def load_config(

@@ -22,6 +22,7 @@ from pfedseq.measures import Score
 from pfedseq.params import Params, trimmed_mean, weighted_mean
 from pfedseq.params import Part as Part
 from pfedseq.training.config import LocalTraining
+from pfedseq.training.moments import Moments, shapes
 from pfedseq.training.optimizer import LocalOptimizer
 
 Tensors = dict[str, Tensor]
@@ -70,6 +71,10 @@ class Task(Protocol):
     @property
     def initial(self) -> Params:
         """φ^0, the same at every client."""
+
+    @property
+    def round(self) -> int:
+        """t, from 1; 0 before the first."""
 
     @property
     def num_examples(self) -> int:
@@ -266,6 +271,8 @@ class Client(ABC):
     """Methods that a message may name and that leave the client's memory as it is."""
     steps: ClassVar[tuple[str, ...]] = (*reading_steps, "train", "keep")
     """All methods that a message may name."""
+    sent_model: ClassVar[str | None] = "model"
+    """Whose optimiser's moments the server can average: the model that is sent; none: no one's."""
 
     def __init__(self, config: Any, task: Task, state: Tensors) -> None:
         self.config, self.task, self.state = config, task, state
@@ -286,7 +293,7 @@ class Client(ABC):
 
         A client that trains several names them. `same_rate`: heads at the adapters' rate.
         """
-        return LocalOptimizer(self.config, same_rate=same_rate)
+        return LocalOptimizer(self.config, self.task.round, self.state, model, same_rate=same_rate)
 
     def hello(self, down: Tensors) -> Reply:
         """Say what the server may know before round 1; see `Hello`."""
@@ -380,6 +387,8 @@ class Server(ABC):
         """What the server measured in the last round, for the log: names and numbers by layer."""
         self.notes: Sequence[str] = ()
         """What a person should know before round 1, in sentences."""
+        self.moments = Moments()
+        """What clients' optimisers begin the next round with, where that is averaged."""
         self.silent_rounds = torch.zeros(setup.num_clients, dtype=torch.int64)
         """By place, the rounds since its client was last heard of."""
 
@@ -417,6 +426,12 @@ class Server(ABC):
     def expected(self, step: str) -> Tensors:
         """Tensors of the names, shapes and types that a reply to `step` must have."""
         return {key: self.setup.like(key) for key in self.takes} if step == "train" else {}
+
+    def expected_moments(self, step: str) -> Tensors:
+        """The same of the optimisers' moments that come with it."""
+        if step != "train" or self.config.optimizer_state != "average":
+            return {}
+        return shapes(self.setup.initial, self.takes)
 
 
 class MethodConfig(LocalTraining):

@@ -6,6 +6,7 @@ from pfedseq.engines.payload import Precision, bases, pack, take_residuals
 from pfedseq.engines.privacy import Privacy
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
+from pfedseq.training.moments import give_moments, take_moments
 
 ALIGNMENT = 64
 """Bytes: where PyTorch lets its own tensors begin on a CPU."""
@@ -45,8 +46,13 @@ def answer(
     before = dict(state)
     residuals = take_residuals(state)
     task = site.task(t, step)
+    averaged = client.sent_model if config.optimizer_state == "average" else None
+    if averaged is not None:
+        down = take_moments(down, state, averaged)
     reply: Reply = getattr(client(config, task, state), step)(in_order(down))
     sent = reply.tensors
+    if averaged is not None and step == "train":
+        sent = sent | give_moments(sent, state, averaged)
     if step not in client.reading_steps:
         if privacy is not None:
             sent = privacy.applied(step, t, i, sent, down)

@@ -89,6 +89,11 @@ class CohortTask:
         return self.task.initial
 
     @property
+    def round(self) -> int:
+        """t."""
+        return self.task.round
+
+    @property
     def num_examples(self) -> int:
         """|D_i|."""
         return self.task.num_examples

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from pfedseq.engines.moments import take_moments_in, with_moments
 from pfedseq.engines.payload import bases, unpack
 from pfedseq.engines.roster import Roster
 from pfedseq.engines.screening import absurd_lengths, fault_of, misplaced, score_fault
@@ -50,10 +51,12 @@ class Intake:
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Run `step` of the clients at these places; the sound replies by place."""
-        numbers = self.roster.numbers
-        sent = {numbers[place]: tensors for place, tensors in down.items()}
+        numbers, server = self.roster.numbers, self.roster.server
+        messages = with_moments(server, step, down)
+        sent = {numbers[place]: tensors for place, tensors in messages.items()}
         accepted = self._taken_in(step, t, sent, self._metered(step, t, sent))
-        return {place: accepted[numbers[place]] for place in down if numbers[place] in accepted}
+        replies = {place: accepted[numbers[place]] for place in down if numbers[place] in accepted}
+        return take_moments_in(server, step, replies)
 
     def replies(self, step: str, t: int, down: Tensors | None = None) -> dict[int, Reply]:
         """All members' sound replies, by number; they are sent `down`, or their own payloads."""
@@ -79,7 +82,8 @@ class Intake:
         self, step: str, t: int, down: Mapping[int, Tensors], replies: Mapping[int, Reply]
     ) -> dict[int, Reply]:
         server, training = self.roster.server, step not in Client.reading_steps
-        expected, initial = server.expected(step), server.setup.initial
+        expected = server.expected(step) | server.expected_moments(step)
+        initial = server.setup.initial
         faults: dict[int, str] = {}
         sound: dict[int, Reply] = {}
         for i, reply in replies.items():

@@ -13,6 +13,7 @@ from pfedseq.engines.answer import CLIENT, DIVERGED, ROUND
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.federation import Reply, Tensors
 from pfedseq.measures import ALWAYS, MEASURES
+from pfedseq.training.moments import is_moment
 
 _ADVICE = ": its training diverged; lower the learning rate (training.lr)"
 FEWEST_FOR_A_MEDIAN = 3
@@ -114,6 +115,7 @@ def _update(reply: Reply, down: Tensors) -> Tensors:
     return {
         name: tensor - down[name] if name in down else tensor
         for name, tensor in reply.tensors.items()
+        if not is_moment(name)
     }
 
 
@@ -127,4 +129,4 @@ def _cut(reply: Reply, down: Tensors, factor: float) -> Reply:
         name: down[name] + factor * part if name in down else factor * part
         for name, part in _update(reply, down).items()
     }
-    return Reply(shortened, reply.metrics)
+    return Reply(reply.tensors | shortened, reply.metrics)

@@ -30,6 +30,7 @@ class DittoClient(Client):
     """Two trainings: v_i for oneself, w_i for the others."""
 
     config: DittoConfig
+    sent_model = "shared"
 
     def train(self, down: Tensors) -> Reply:
         """v_i ← v_i − η (∇L(v_i; B) + λ (v_i − w)) and w_i ← w_i − η ∇L(w_i; B) from w."""

@@ -26,6 +26,7 @@ class LocalClient(Client):
     """Plain SGD on the client's own data."""
 
     config: MethodConfig
+    sent_model = None
 
     def train(self, down: Tensors) -> Reply:
         """φ_i ← SGD(φ_i; D_i)."""

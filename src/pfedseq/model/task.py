@@ -63,11 +63,13 @@ class ExampleTask:
         keep: Keep = _no_place,
         drawn: Tensor | None = None,
         measures: Sequence[str] = ALWAYS,
+        round: int = 1,
     ) -> None:
         self.model, self.source, self.data, self._keep = model, source, data, keep
         self._drawn = torch.arange(len(data.train)) if drawn is None else drawn
         self.batch_size, self._order, self._dropout = batch_size, order, dropout
         self.measures = measures
+        self.round = round
         self._kept: tuple[Tensor, Tensor] | None = None
         self._read: tuple[Batch, Tensor, Tensor] | None = None
 
@@ -234,6 +236,7 @@ class ExampleSite:
             self.keep,
             self.drawn(t),
             self.measures,
+            t,
         )
 
     def drawn(self, t: int) -> Tensor:

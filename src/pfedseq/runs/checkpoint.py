@@ -323,13 +323,13 @@ def server_state(server: Server) -> Tensors:
         "places": torch.zeros(setup.width, dtype=torch.uint8),  # a number could claim any width
     }
     memory = {name: getattr(server, name) for name in server.persistent}
-    return dict(_flat({"seats": seats, **memory}))
+    return dict(_flat({"seats": seats, "moments": server.moments, **memory}))
 
 
 def restore_server(server: Server, memory: Tensors, only: Sequence[str] | None = None) -> None:
     """Put what `server_state` gave back in its place: all that is persistent, or `only` a part."""
     _restore_seats(server, memory)
-    for name in only or server.persistent:
+    for name in only or (*server.persistent, "moments"):
         value = getattr(server, name)
         mine = {k[len(name) + 1 :]: v for k, v in memory.items() if k.startswith(f"{name}/")}
         if isinstance(value, torch.optim.Optimizer):

@@ -14,6 +14,7 @@ from pfedseq.config import Config
 from pfedseq.data.record import data_record
 from pfedseq.learners.fused_mamba import fused_mamba
 from pfedseq.methods import METHODS
+from pfedseq.training.config import LocalTraining
 
 if TYPE_CHECKING:
     from pfedseq.runs.world import World
@@ -40,12 +41,16 @@ _WITHOUT_EFFECT = {
     "flower.classes",
     "flower.newcomers",
 }
+_PLAIN_TRAINING = LocalTraining().model_dump(
+    mode="json", exclude={"lr", "head_lr", "local_epochs"}, exclude_none=True
+)
 _AS_BEFORE = {
     "federation.payload": "float32",
     "model.precision": "float32",
     "data.scanner_turn": 40.0,
     "methods.pfedseq.mixing": "auto",
     "methods.pfedseq.row_share": "auto",
+    **{f"training.{name}": value for name, value in _PLAIN_TRAINING.items()},
 }
 """Options with which a run is what it was before there were such options."""
 
@@ -73,9 +78,7 @@ def options_made_with(config: Config, method: str, device: torch.device) -> dict
         and (not key.startswith("methods.") or key.startswith(f"methods.{method}."))
     }
     kernel = fused_mamba() if method == "pfedseq" else None
-    two_rates = (
-        config.training.head_lr is not None
-    )  # checkpoints of before had heads in other units
+    two_rates = config.training.head_lr is not None  # whose heads had other units before
     values = {
         "version of pfedseq": version("pfedseq"),
         "version of torch": torch.__version__,

@@ -1,0 +1,85 @@
+"""AdamW's second moments on their way between clients and server, who averages them.
+
+As in FedAdamW (Liu et al., AAAI 2026) a client's first moment begins every round at zero and its
+second moment at the mean of all clients'. Deviations: every number of v travels, where
+the paper sends block-wise means; v's bias is corrected by the averaged share of its weights, where
+the paper counts steps; the paper's correction towards the global update is no part of it. The
+moments of a part that the method keeps at the client, such as a private head, stay there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from pfedseq.params import Params
+from pfedseq.training.optimizer import PARTS, memory_key
+from pfedseq.training.rules.adamw import SECOND
+
+_PREFIX = "optimizer/"
+_CARRIERS = {"adapter": ("adapter", "delta"), "head": ("head",)}
+"""The tensors of a reply, of which one says that this part of φ is sent."""
+
+
+def is_moment(name: str) -> bool:
+    """Whether a tensor of a message is no part of a model but belongs to its optimiser."""
+    return name.startswith(_PREFIX)
+
+
+def message_key(part: str, what: str) -> str:
+    """Under which a message carries it."""
+    return f"{_PREFIX}{part}/{what}"
+
+
+def take_moments(
+    down: dict[str, Tensor], state: dict[str, Tensor], model: str
+) -> dict[str, Tensor]:
+    """At the client: move the server's moments from a message to the memory; gives the rest."""
+    for part in PARTS:
+        for what in SECOND:
+            if (tensor := down.get(message_key(part, what))) is not None:
+                state[memory_key(model, part, what)] = tensor
+    return {name: tensor for name, tensor in down.items() if not is_moment(name)}
+
+
+def give_moments(
+    sent: Mapping[str, Tensor], state: Mapping[str, Tensor], model: str
+) -> dict[str, Tensor]:
+    """At the client: those of the parts that a reply sends."""
+    return {
+        message_key(part, what): state[memory_key(model, part, what)]
+        for part in sent_parts(sent)
+        for what in SECOND
+    }
+
+
+def sent_parts(sent: Mapping[str, Tensor] | tuple[str, ...]) -> list[str]:
+    """The parts of φ that tensors of these names carry."""
+    return [part for part in PARTS if any(name in sent for name in _CARRIERS[part])]
+
+
+def shapes(initial: Params, takes: tuple[str, ...]) -> dict[str, Tensor]:
+    """What a reply must hold of moments where the server takes in these tensors."""
+    like = initial.tensors()
+    found: dict[str, Tensor] = {}
+    for part in sent_parts(takes):
+        second, share = SECOND
+        found[message_key(part, second)] = like[part]
+        found[message_key(part, share)] = like[part].new_zeros(())
+    return found
+
+
+class Moments:
+    """What the server has averaged so far; nothing before the first round."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return dict(self.tensors)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Out of a checkpoint."""
+        self.tensors = dict(state)

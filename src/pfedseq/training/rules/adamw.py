@@ -1,0 +1,35 @@
+"""AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, Algorithm 2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pfedseq.training.config import LocalTraining
+
+SECOND = ("second", "second_share")
+"""Of the memory, what the server can average: v, and c of v̂ = v / c."""
+
+
+def adamw(
+    x: Tensor, gradient: Tensor, lr: float, memory: dict[str, Tensor], config: LocalTraining
+) -> Tensor:
+    """(1 − lr · decay) x − lr · m̂ / (√v̂ + ε), with the running means m of g and v of g².
+
+    m̂ = m / c and v̂ = v / c, where c ← β c + (1 − β) is what the weights of a mean that began at
+    zero add up to: 1 − β^k after k steps, as in the paper, and right as well for a mean that goes
+    on from the average of several clients' v and c.
+    """
+    first_beta, second_beta = config.betas
+    nothing, none = torch.zeros_like(x), x.new_zeros(())
+    first = memory.get("first", nothing).lerp(gradient, 1 - first_beta)
+    second = memory.get("second", nothing).mul(second_beta)
+    second = second.addcmul(gradient, gradient, value=1 - second_beta)
+    first_share = memory.get("first_share", none) * first_beta + (1 - first_beta)
+    second_share = memory.get("second_share", none) * second_beta + (1 - second_beta)
+    memory.update(first=first, second=second, first_share=first_share, second_share=second_share)
+    direction = (first / first_share) / ((second / second_share).sqrt() + config.epsilon)
+    return torch.sub(x * (1 - lr * config.weight_decay), direction, alpha=lr)
