@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pfedseq import __version__
-from pfedseq.cli import data, experiments, flower, lists, models, page, run, serve
+from pfedseq.cli import data, doctor, experiments, flower, lists, models, page, run, serve
 from pfedseq.cli.options import EXIT_BAD_INPUT
 from pfedseq.errors import InputError
 
@@ -36,6 +36,7 @@ for command in (
     lists.datasets,
     lists.presets,
     lists.options,
+    doctor.doctor,
 ):
     app.command()(command)
 app.command("import")(models.import_)
