@@ -2,8 +2,7 @@
 
 _HYPERNETS = "methods/test_pfedhn methods/test_pfedla methods/test_hyper_identities"
 _FLOWER = (
-    "deployment/test_warm deployment/test_faults deployment/test_newcomers "
-    "deployment/test_parity deployment/test_server"
+    "deployment/test_faults deployment/test_newcomers deployment/test_parity deployment/test_server"
 )
 
 TESTS = {
@@ -32,8 +31,8 @@ TESTS = {
     "learners/test_resizing learners/test_mamba_paths",
     "learners/selective_scan.py": "learners/test_selective_scan learners/test_mamba",
     "learners/*.py": "learners/test_architectures learners/test_resizing methods/test_pfedseq",
-    "deployment/worker.py": "deployment/test_worker",
-    "deployment/site*.py": f"deployment/test_site deployment/test_worker {_FLOWER}",
+    "deployment/node.py": "deployment/test_node",
+    "deployment/site*.py": f"deployment/test_site {_FLOWER}",
     "deployment/status.py": "deployment/test_server cli/test_flower",
     "deployment/loopback.py": "cli/test_flower",
     "deployment/certificates.py": "cli/test_flower",

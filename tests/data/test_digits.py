@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from sklearn.datasets import load_digits
 from sklearn.linear_model import RidgeClassifier
 
 from pfedseq.data import DataConfig, load_data
-from pfedseq.data.digits import digits_images, draw_styles
+from pfedseq.data.digits import _read_digits, digits_images, draw_styles
 from pfedseq.errors import InputError
 
 
@@ -142,3 +143,9 @@ def test_a_bare_name_means_the_papers_scenario(name, partition, num_clients, siz
     assert (config.alpha, config.train_fraction, config.validation_fraction) == (0.1, 0.75, 0.1)
     assert config.keep_test_split is (name == "domainnet")
     assert DataConfig(**config.model_dump()) == config
+
+
+def test_the_file_is_read_as_scikit_learn_reads_it():
+    bundle, (images, labels) = load_digits(), _read_digits()
+    assert np.array_equal(images, bundle.images)
+    assert np.array_equal(labels, bundle.target)

@@ -8,6 +8,7 @@ import torch
 from pfedseq.config import TrainingConfig, make_config
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.states import MemoryStates
+from pfedseq.engines.roster import Roster
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS
 from pfedseq.runs.world import _ENGINES, World, load_model
@@ -75,7 +76,8 @@ def test_the_server_is_told_who_is_there_in_the_first_round():
     )
     world = World.build(config_of("local").model_copy(update={"federation": federation}))
     server, clients = world.start("local")
-    assert server.setup.clients == tuple(clients.participants(1)) == (2, 3, 4, 5, 6)
+    roster = Roster(clients, server, federation)
+    assert server.setup.clients == tuple(roster.participants(1)) == (2, 3, 4, 5, 6)
     sizes = [len(client.train) for client in world.data.clients[2:7]]
     assert list(server.setup.num_examples) == sizes
     assert (server.setup.aggregation, server.setup.trim) == ("trimmed_mean", 0.2)

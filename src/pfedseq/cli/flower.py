@@ -50,7 +50,7 @@ def up(
         bool, typer.Option("--secure", help="With TLS, and sites that must be registered.")
     ] = False,
 ) -> None:
-    """Start a SuperLink and N SuperNodes on this machine, as many sites of a federation.
+    """Start a SuperLink and N sites on this machine, as many clients of a federation.
 
     They listen on 127.0.0.1 alone and go on until `pfedseq flower down`. Where the folder holds a
     federation already, those of its processes that have ended are started again.
@@ -188,6 +188,63 @@ def watch(
         _watch(out.absolute(), 0.0, lambda: None)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+@app.command()
+def site(
+    superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink, or of its proxy.")],
+    name: Annotated[str, typer.Option(help="This site's name.")],
+    state: Annotated[
+        Path, typer.Option(help="The site's own folder: its client's memory and personal models.")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A folder of images by class, or a TOML file with a [data] section."),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="For trials: client k of the run's own data set.")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="The authority's certificate, ca.crt.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS; for trials on one machine.")
+    ] = False,
+    key: Annotated[
+        Path | None, typer.Option(help="The site's private key, whose other half is registered.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Where the backbone lies here, if elsewhere than at the run.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1 or mps; default: the best there is.")
+    ] = None,
+) -> None:
+    """Run a site: answer a federation's messages from this machine's own data, until stopped.
+
+    It stands where Flower's SuperNode would, and runs no app: what a message can ask for is what
+    the installed pfedseq answers.
+
+    Examples:
+
+    - `pfedseq flower site --superlink link.example.org:9092 --root-certificates ca.crt
+    --key clinic-a.key --name clinic-a --data images --state state`
+
+    - `pfedseq flower site --superlink 127.0.0.1:9092 --insecure --name a --partition 0 --state a`
+    """
+    from functools import partial
+
+    from pfedseq.deployment.node import Link, run_node
+    from pfedseq.deployment.site_app import answer_here
+    from pfedseq.deployment.site_config import SiteConfig
+
+    if insecure == (root_certificates is not None):
+        raise InputError("give either --root-certificates ca.crt, or --insecure for a trial")
+    given = {"name": name, "state": str(state.absolute()), "partition-id": partition}
+    given |= {"data": str(data) if data else None, "backbone": backbone, "device": device}
+    mine = SiteConfig.read({k: v for k, v in given.items() if v is not None}, {})
+    link = Link(superlink, root_certificates, key)
+    run_node(link, name, partial(answer_here, mine), lambda s: print(s, flush=True))
 
 
 @app.command(name="app")

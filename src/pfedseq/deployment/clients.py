@@ -24,7 +24,7 @@ from pfedseq.federation import Hello, Reply, Tensors
 
 HELLO_SECONDS = 120.0
 """How long a node that just appeared may take to say who it is."""
-LONGEST_PAUSE = 2.0
+LONGEST_PAUSE = 0.5
 """Seconds between two looks for answers; the first come sooner."""
 LOOK_SECONDS = 3.0
 """How often it is looked who is there while answers are awaited."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from pfedseq.deployment.node import JOINED
 from pfedseq.errors import InputError
 from pfedseq.files import read_object, write_atomically
 
@@ -74,10 +75,10 @@ class Loopback:
         return [Started(**one) for one in self.read()["processes"]]
 
     def start(self, clients: int, secure: bool) -> Iterator[str]:
-        """Start a SuperLink and `clients` SuperNodes; says what it does."""
+        """Start a SuperLink and `clients` sites; says what it does."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         copy_app(self.app)
-        port, *ports = free_ports(clients + 1)
+        (port,) = free_ports(1)
         names = [f"site-{k}" for k in range(clients)]
         sites = [self.folder / "sites" / name for name in names]
         server_tls, node_tls = ["--insecure"], ["--insecure"]
@@ -96,17 +97,17 @@ class Loopback:
             link += ["--disable-runtime-dependency-installation"]
             self._wait_for(self._spawn("superlink", port, link))
             for k, (name, site) in enumerate(zip(names, sites, strict=True)):
-                yield f"starting the SuperNode of {name}"
-                node = ["flower-supernode", *node_tls, "--superlink", f"{HOST}:{port}"]
+                yield f"starting the site {name}"
+                node = [sys.executable, "-m", "pfedseq", "flower", "site", *node_tls]
                 if secure:
                     public = str(made.node_public_key(name))
                     self.flwr("supernode", "register", public, CONNECTION, "--name", name)
-                    node += ["--auth-supernode-private-key", str(made.node_key(name))]
-                node += ["--host", HOST, "--port", str(ports[k]), "--node-config"]
-                node += [f'partition-id={k} name="{name}" state={json.dumps(str(site))}']
-                self._spawn(name, ports[k], node)
+                    node += ["--key", str(made.node_key(name))]
+                node += ["--superlink", f"{HOST}:{port}", "--name", name, "--state", str(site)]
+                self._spawn(name, 0, [*node, "--partition", str(k)])
             for one in self.started():
-                self._wait_for(one)
+                if one.role != "superlink" and not self._has_joined(one, 0):
+                    raise InputError(f"the site {one.role} does not join: see {one.log}")
         except BaseException:
             self.stop()
             raise
@@ -122,20 +123,18 @@ class Loopback:
                 if one.role == "superlink":
                     self._wait_for(one)
                 elif not self._has_joined(one, length):
-                    # For a minute after a SuperNode was killed, the SuperLink believes it alive and
+                    # For a minute after a site was killed, the SuperLink believes it alive and
                     # refuses another with its key.
                     if time.monotonic() > deadline:
-                        raise InputError(
-                            f"the SuperNode of {one.role} does not stay: see {one.log}"
-                        )
+                        raise InputError(f"the site {one.role} does not stay: see {one.log}")
                     yield f"the SuperLink still takes the former {one.role} for alive; waiting"
                     time.sleep(RETRY_SECONDS)
 
     def _has_joined(self, one: Started, length: int) -> bool:
-        """Whether a SuperNode was let in by the SuperLink; what it says begins at `length`."""
+        """Whether a site was let in by the SuperLink; what it says begins at `length`."""
         deadline = time.monotonic() + START_SECONDS
         while one.process() is not None and time.monotonic() < deadline:
-            if b"SuperNode ID" in Path(one.log).read_bytes()[length:]:
+            if JOINED.encode() in Path(one.log).read_bytes()[length:]:
                 return True
             time.sleep(0.2)
         return False

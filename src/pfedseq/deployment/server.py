@@ -104,7 +104,7 @@ class Federation:
         return method.server(options, setup), clients
 
 
-def serve(grid: Any, out: Path, config: Path | None, tell: Tell, pause: float = 0.3) -> RunSummary:
+def serve(grid: Any, out: Path, config: Path | None, tell: Tell, pause: float = 0.05) -> RunSummary:
     """Run a config into the folder `out`, or go on with the run that is there, over a Grid.
 
     However it ends is written to federation.json: Flower itself reports no failure.

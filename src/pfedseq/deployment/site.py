@@ -23,7 +23,6 @@ from pfedseq.data.loading import load_data
 from pfedseq.deployment.messages import Request
 from pfedseq.deployment.site_config import SiteConfig
 from pfedseq.deployment.site_folder import Equipment
-from pfedseq.engines.heap import keep_freed_memory
 from pfedseq.errors import InputError
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
@@ -67,7 +66,6 @@ def equip(mine: SiteConfig, request: Request, place: Path) -> Equipment:
     config, site, images = _site(mine, request.config, request.classes)
     method = find_method(request.method)
     torch.set_num_threads(config.engine.threads_per_client)
-    keep_freed_memory()
 
     def keep(phi: Params) -> None:
         save_personal_model(

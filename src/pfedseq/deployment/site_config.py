@@ -1,7 +1,4 @@
-"""What a site's owner says of it, in the node config of its SuperNode.
-
-Imported by every process that Flower starts for a message, so nothing here needs PyTorch.
-"""
+"""What a site's owner says of it: by the options of `pfedseq flower site`, or a node config."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 from pfedseq.errors import InputError
 
-KNOWN = ("name", "partition-id", "num-partitions", "data", "state", "backbone", "device", "warm")
+KNOWN = ("name", "partition-id", "num-partitions", "data", "state", "backbone", "device")
 """What a node config may say."""
 
 
@@ -29,8 +26,6 @@ class SiteConfig:
     backbone: str | None = None
     """Where the backbone lies at this site, if not where the server's config says."""
     device: str | None = None
-    warm: float = 600.0
-    """Seconds for which the site's worker waits for the next message; 0: a fresh process each."""
 
     @classmethod
     def read(cls, node: Mapping[str, Any], run: Mapping[str, Any]) -> SiteConfig:
@@ -68,5 +63,4 @@ class SiteConfig:
             Path(str(node["data"])).expanduser() if "data" in node else None,
             str(node["backbone"]) if "backbone" in node else None,
             str(node["device"]) if "device" in node else None,
-            0.0 if "num-partitions" in node else float(node.get("warm", cls.warm)),
         )

@@ -1,0 +1,144 @@
+"""A site's node: takes the server's messages from the SuperLink and answers them in this process.
+
+It stands where `flower-supernode` would and speaks the same fleet interface, with one difference:
+it never fetches, installs or runs an app. What a message can ask for is what the installed pfedseq
+answers, whoever sent it. And since PyTorch, backbone and data stay in memory between messages, an
+answer takes as long as its work.
+
+Built on parts of flwr that are not its public interface: pyproject.toml pins the minor version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.errors import InputError
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
+"""Seconds between two looks for a message: short after one came, longer in quiet times."""
+JOINED = "has joined the federation"
+"""In what a node says once the SuperLink has let it in."""
+
+Answer = Callable[[Envelope], Envelope]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way to the SuperLink."""
+
+    address: str
+    """HOST:PORT."""
+    root_certificates: Path | None
+    """Of the authority that has signed the SuperLink's certificate; none: without TLS."""
+    key: Path | None
+    """The site's private key, in OpenSSH's format; none: a fresh one that need not be known."""
+
+    def connect(self) -> Any:
+        """A connection that says hello to the SuperLink, and goodbye when it is left."""
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not host or not port.isdigit():
+            raise InputError(f"--superlink {self.address} must be HOST:PORT")
+        if self.key is not None and self.root_certificates is None:
+            raise InputError("a site's key needs TLS: give --root-certificates as well")
+        return http_request_response(
+            self.address,
+            self.root_certificates is None,
+            None if self.root_certificates is None else read_file(self.root_certificates),
+            None if self.key is None else read_key(self.key),
+        )
+
+
+def read_key(path: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
+    """A site's pair of keys."""
+    try:
+        key = load_ssh_private_key(read_file(path), None)
+    except (ValueError, UnsupportedAlgorithm) as problem:
+        raise InputError(f"{path} holds no private key in OpenSSH's format: {problem}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"{path} holds no elliptic-curve key: make one with pfedseq flower keys")
+    return key, key.public_key()
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file that the operator named."""
+    try:
+        return path.expanduser().read_bytes()
+    except OSError as problem:
+        raise InputError(f"cannot read {path}: {problem.strerror}") from None
+
+
+def run_node(link: Link, name: str, answer: Answer, tell: Tell) -> None:
+    """Answer the server's messages until the process is stopped."""
+    with link.connect() as connection:
+        number, receive, send, _, _, pull_object, push_object, confirm = connection
+        tell(f"site {name} {JOINED} at {link.address} as node {number}")
+        pause = SHORTEST_PAUSE
+        while True:
+            received = receive()
+            if received is None:
+                time.sleep(pause)
+                pause = min(1.2 * pause, LONGEST_PAUSE)
+                continue
+            pause = SHORTEST_PAUSE
+            head, tree = received
+            run = head.metadata.run_id
+            with contextlib.suppress(RunNotRunningException):  # nobody waits for it any more
+                message = pull_and_inflate_object_from_tree(
+                    tree, partial(pull_object, run), partial(confirm, run), return_type=Message
+                )
+                message.metadata.__dict__["_message_id"] = tree.object_id
+                start = time.perf_counter()
+                reply = answered(message, answer, tell)
+                _send(reply, run, time.perf_counter() - start, send, push_object)
+
+
+def answered(message: Message, answer: Answer, tell: Tell) -> Message:
+    """The reply to a message; where it cannot be answered, the reason in its place."""
+    round_, kind = message.metadata.group_id, message.metadata.message_type
+    tell(f"round {round_}: asked to {kind}")
+    try:
+        content = answer(Envelope.of_records(message.content)).to_records()
+    except InputError as problem:
+        tell(f"round {round_}: not answered: {problem}")
+        reason = str(problem)
+    except Exception as problem:  # the server is told, and the node goes on with the next
+        traceback.print_exc()
+        reason = f"{type(problem).__name__}: {problem}"
+    else:
+        tell(f"round {round_}: answered {kind}")
+        return Message(content, reply_to=message)
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def _send(reply: Message, run: int, seconds: float, send: Any, push_object: Any) -> None:
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    with no_object_id_recompute():
+        wanted, session = send(reply, get_object_tree(reply), seconds)
+        objects = get_all_nested_objects(reply)
+        push_objects(objects, partial(push_object, run, session), object_ids_to_push=wanted)
