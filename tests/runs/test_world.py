@@ -7,8 +7,8 @@ import torch
 
 from pfedseq.config import TrainingConfig, make_config
 from pfedseq.engines.local import LocalClients
-from pfedseq.engines.states import MemoryStates
 from pfedseq.engines.roster import Roster
+from pfedseq.engines.states import MemoryStates
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS
 from pfedseq.runs.world import _ENGINES, World, load_model
