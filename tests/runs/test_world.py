@@ -105,7 +105,8 @@ def test_the_engine_is_given_what_the_config_says(monkeypatch):
     assert given.pop("config") == world.config.method_config("ditto")
     assert given.pop("sites") == list(world.sites)
     threads = {"threads": 3, "threads_per_client": 1}
-    assert given == {**threads, "cohort": 4, "payload": "int8", "copies": []}
+    private = {"privacy": None}
+    assert given == {**threads, "cohort": 4, "payload": "int8", "copies": [], **private}
 
 
 def test_the_rounds_examples_are_the_configs():
