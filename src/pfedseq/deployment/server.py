@@ -181,7 +181,7 @@ def _serve(
 
     def after(record: RoundRecord) -> None:
         names = federation.names
-        missing = set(record.absent)
+        missing = {*record.absent, *record.refused}
         if record.scores is not None:
             missing |= set(range(len(names))) - set(record.scores.clients)
         absent = [names[i] for i in sorted(missing)]

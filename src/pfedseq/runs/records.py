@@ -37,10 +37,10 @@ class RoundRecord:
     cost: Cost
     answered: int | None = None
     """How many clients' training was taken in; null in what an older version wrote."""
-    refused: int = 0
-    """How many clients' replies were refused."""
+    refused: tuple[int, ...] = ()
+    """The clients with a place whose replies were refused."""
     absent: tuple[int, ...] = ()
-    """Those with a place whose training was not taken in: not asked, not answering, or refused."""
+    """Those with a place that were not asked to train, or did not answer."""
     server: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """What the server measured, by backbone layer; pFedSeq: the sizes of Δ, ξ and its parts."""
     joined: tuple[int, ...] = ()
@@ -52,8 +52,8 @@ class RoundRecord:
         """One flat object."""
         scores = self.scores.to_json() if self.scores is not None else {}
         about = {"method": self.method, "round": self.round}
-        attendance = {"answered": self.answered, "refused": self.refused}
-        some = ("absent", "joined", "left")
+        attendance = {"answered": self.answered}
+        some = ("refused", "absent", "joined", "left")
         who = {key: list(getattr(self, key)) for key in some if getattr(self, key)}
         server = {"server": dict(self.server)} if self.server else {}
         return {**about, **scores, **asdict(self.cost), **attendance, **who, **server}
@@ -62,14 +62,16 @@ class RoundRecord:
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
         """What `to_json` gave; raises KeyError where something is missing."""
         scores = Scores.from_json(values) if "test" in values else None
-        absent, joined, left = (tuple(values.get(key, ())) for key in ("absent", "joined", "left"))
+        refused, absent, joined, left = (
+            tuple(values.get(key, ())) for key in ("refused", "absent", "joined", "left")
+        )
         return cls(
             values["method"],
             values["round"],
             scores,
             _read(Cost, values),
             answered=values.get("answered"),
-            refused=values.get("refused", 0),
+            refused=refused,
             absent=absent,
             server=values.get("server", {}),
             joined=joined,
@@ -221,8 +223,12 @@ def summarise_round(method: str, outcome: RoundOutcome, headline: str = "accurac
         scores,
         cost,
         answered=len(outcome.answered),
-        refused=len(outcome.refused),
-        absent=tuple(i for i in sorted(outcome.members) if i not in outcome.answered),
+        refused=tuple(sorted(outcome.refused)),
+        absent=tuple(
+            i
+            for i in sorted(outcome.members)
+            if i not in outcome.answered and i not in outcome.refused
+        ),
         server=outcome.server,
         joined=outcome.joined,
         left=outcome.left,

@@ -26,7 +26,7 @@ def write_page(folders: Sequence[Path], out: Path, title: str | None = None) -> 
         "TITLE": escape(heading),
         "STYLE": _read("page.css"),
         "LIBRARY": _read("echarts.min.js"),
-        "SCRIPT": _read("page.js"),
+        "SCRIPT": _read("clients.js") + _read("page.js"),
         "CONTENT": as_script(content),
     }
     page = _read("page.html")

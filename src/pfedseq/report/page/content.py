@@ -17,12 +17,28 @@ from pfedseq.errors import InputError
 from pfedseq.experiments.results import lead, quantities, seconds_per_round
 from pfedseq.measures import Format
 from pfedseq.methods import METHODS, method_title
+from pfedseq.report.page.details import (
+    MOST_ENTRIES,
+    adapted_layers,
+    measures_of,
+    predictions_of,
+    sets_of_tests,
+)
 from pfedseq.report.page.origins import calibration_origins
 from pfedseq.runs.checkpoint import newest_server
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import MethodSummary, RoundRecord, evaluated, summarise_run
 from pfedseq.runs.scores import MEAN_ADAPTER, Scores, worse_off
+from pfedseq.words import count
 
+QUANTITIES = {
+    "delta_rms": "clients' updates Δ",
+    "calibration_rms": "calibrations ξ",
+    "common_rms": "the part of ξ that all clients share",
+    "personal_rms": "the personal part of ξ",
+    "distance_rms": "way of the mean adapter from its start",
+}
+"""What the page calls the numbers that pFedSeq's server writes down by layer."""
 MOST_CELLS = 60_000
 """Of the heat maps of clients × rounds together: beyond that, rounds are left out evenly."""
 
@@ -99,8 +115,13 @@ def _until_evaluated(records: Sequence[RoundRecord]) -> list[RoundRecord]:
 def _data_of(run: Run) -> str:
     """What runs on one board have in common: the data set, and how it was dealt."""
     data = run.config.data
-    dealt = data.partition if data.partition != "dirichlet" else f"Dir({data.alpha:g})"
-    return f"{run.data['data']}, {dealt}, {len(run.data['clients'])} clients"
+    dealt = {
+        "owners": "each with its own data" if data.split_owners == 1 else "parts of owners' data",
+        "dirichlet": f"classes split by Dirichlet({data.alpha:g})",
+        "pathological": f"{count(data.classes_per_client, 'class')} each",
+        "iid": "examples split at random",
+    }.get(data.partition, data.partition)
+    return f"{run.data['data']}: {count(len(run.data['clients']), 'client')}, {dealt}"
 
 
 def _board(name: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
@@ -108,6 +129,9 @@ def _board(name: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
     for run in sorted(runs, key=lambda run: (_place(run.method), run.label)):
         lines.setdefault(run.label, []).append(run)
     first = runs[0]
+    assessment = first.folder.read_assessment(first.method)
+    num_clients = len(first.data["clients"])
+    room = MOST_ENTRIES // len(lines)
     reference = "pfedseq" if "pfedseq" in lines else next(iter(lines))
     measure = first.summary.measure
     return {
@@ -121,11 +145,15 @@ def _board(name: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
         },
         "clients": [client["name"] for client in first.data["clients"]],
         "sizes": [train_count(client) for client in first.data["clients"]],
+        "tests": sets_of_tests(assessment, num_clients),
+        "unit": first.data.get("unit", "image"),
+        "layers": next((found for run in runs if (found := _layers(run))), None),
+        "quantities": QUANTITIES,
         "images": first.data["num_images"],
         "classes": first.data["class_names"],
         "notes": first.data.get("notes", []),
         "reference": reference,
-        "lines": [_line(label, found, stride) for label, found in lines.items()],
+        "lines": [_line(label, found, stride, room) for label, found in lines.items()],
         "leads": _leads(lines, reference),
         "behind": _behind(lines),
         "origins": _origins(lines),
@@ -154,7 +182,11 @@ def _title(label: str) -> str:
     return method_title(method) + label.removeprefix(method).replace("-", " ", 1)
 
 
-def _line(label: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
+def _layers(run: Run) -> list[int] | None:
+    return adapted_layers(run.folder, run.method)
+
+
+def _line(label: str, runs: Sequence[Run], stride: int, room: int) -> dict[str, Any]:
     """One method: its curve over seeds, and each seed's clients."""
     scored = [dict(evaluated(run.records)) for run in runs]
     rounds = sorted(set.intersection(*map(set, scored)))
@@ -188,6 +220,9 @@ def _line(label: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
         "seconds": round(fmean(map(seconds_per_round, summaries.values())), 4),
         "bytes": fmean(s.cost.bytes_up + s.cost.bytes_down for s in summaries.values()),
         "planned": runs[0].config.run.rounds,
+        "kept": [run.summary.kept_round for run in runs],
+        "measures": measures_of(runs[0].summary),
+        "predictions": predictions_of(runs[0].folder.read_assessment(runs[0].method), room),
         "runs": [_seed(run, stride) for run in runs],
     }
 
@@ -210,6 +245,7 @@ def _seed(run: Run, stride: int) -> dict[str, Any]:
         "seed": run.seed,
         "rounds": [t for t, _ in kept],
         "cells": [cells(scores) for _, scores in kept],
+        "final": cells(run.summary.scores),
         "clock": [round(s, 2) for s in seconds],
         **_extras(run),
     }
@@ -230,6 +266,7 @@ def _extras(run: Run) -> dict[str, Any]:
                 sizes.setdefault(name, []).append(by_layer)
     return {
         "absent": [[record.round, record.absent] for record in run.records if record.absent],
+        "refused": [[record.round, record.refused] for record in run.records if record.refused],
         "server": {"rounds": rounds, "sizes": sizes} if rounds else None,
     }
 

@@ -1,5 +1,4 @@
 // The page's script: reads the content, fills tables as text, and hands numbers to ECharts.
-"use strict";
 const content = JSON.parse(document.getElementById("content").textContent);
 const PALETTE = ["#e07a3f", "#3f9e6e", "#8e6bbf", "#c2a02e", "#2f9ab0", "#c25572", "#7c8a4a",
   "#8d6e5a", "#5d7fb8", "#b06fa8", "#5b9f8f", "#a85f3c", "#77808f"];
@@ -27,6 +26,12 @@ function short(name, letters) {
   return name.length > letters ? name.slice(0, letters - 1) + "…" : name;
 }
 const signed = (value) => (value >= 0 ? "+" : "−") + Math.abs(value).toFixed(2);
+const fixed = (value) => value.toFixed(board.headline.digits);
+const written = (value) => fixed(value) + (board.headline.unit ? " " + board.headline.unit : "");
+const better = (a, b) => board.headline.higher ? b - a : a - b;  // sorts the best first
+const scale = () => ({ color: css("--muted"), formatter: (v) => v + (board.headline.unit ? " " + board.headline.unit : "") });
+const room = (titles) => Math.min(narrow() ? 110 : 190, 24 + 7 * Math.max(...titles.map((t) => t.length)));
+const severalSeeds = () => board.lines.some((line) => line.seeds.length > 1);
 const narrow = () => innerWidth < 700;
 function colour(line) {
   if (line.label === board.reference) return css("--accent");
@@ -55,9 +60,14 @@ function draw(id, option, height) {
 function showHead() {
   byId("name").textContent = board.name;
   const seeds = new Set(board.lines.flatMap((line) => line.seeds));
-  byId("lede").textContent = `${board.lines.length} methods, ${seeds.size} seed${seeds.size > 1 ? "s" : ""}, ` +
-    `${board.clients.length} clients, ${board.classes.length} classes, ` +
-    `${board.images.toLocaleString("en")} images in the data set. ${board.notes.join(". ")}`;
+  const plural = (number, thing, many) => `${number.toLocaleString("en")} ${number === 1 ? thing : many ?? thing + "s"}`;
+  const tested = board.tests.filter(Boolean).reduce((sum, one) => sum + one.examples, 0);
+  byId("lede").textContent = `${plural(board.lines.length, "method")}, ${plural(seeds.size, "seed")}, ` +
+    `${plural(board.clients.length, "client")}, ${plural(board.classes.length, "class", "classes")}, ` +
+    `${plural(board.images, board.unit)} in the data set` + (tested ? `, n = ${tested.toLocaleString("en")} of them to test` : "") +
+    `. ${board.notes.join(". ")}`;
+  for (const place of document.querySelectorAll(".headline")) place.textContent = board.headline.title;
+  for (const place of document.querySelectorAll(".headline-unit")) place.textContent = board.headline.unit ? ` in ${board.headline.unit}` : "";
   const nav = byId("boards");
   nav.replaceChildren();
   if (content.boards.length > 1) {
@@ -69,11 +79,11 @@ function showHead() {
       nav.append(button);
     }
   }
-  const ranked = [...board.lines].sort((a, b) => b.scores.client_mean[0] - a.scores.client_mean[0]);
-  const fairest = [...board.lines].sort((a, b) => b.scores.worst_client[0] - a.scores.worst_client[0])[0];
+  const ranked = [...board.lines].sort((a, b) => better(a.scores.client_mean[0], b.scores.client_mean[0]));
+  const fairest = [...board.lines].sort((a, b) => better(a.scores.worst_client[0], b.scores.worst_client[0]))[0];
   const cards = [
-    [ranked[0].scores.client_mean[0].toFixed(2) + " %", `highest client mean: ${ranked[0].title}`],
-    [fairest.scores.worst_client[0].toFixed(2) + " %", `highest worst client: ${fairest.title}`],
+    [written(ranked[0].scores.client_mean[0]), `best ${board.headline.title}, mean over clients: ${ranked[0].title}`],
+    [written(fairest.scores.worst_client[0]), `best worst client: ${fairest.title}`],
   ];
   const rival = board.leads.length ? [...board.leads].sort((a, b) => a.mean - b.mean)[0] : null;
   if (rival) {
@@ -98,25 +108,24 @@ function showScoreboard() {
   const head = element("tr");
   head.append(element("th", "method"));
   for (const [title, key] of columns) head.append(element("th", title, key === "best_on_test_optimistic" ? "optimistic" : ""));
-  head.append(element("th", "s / round"), element("th", "bytes"), element("th", "round"));
+  head.append(element("th", "s / round"), element("th", "bytes"), element("th", "rounds"), element("th", "models of round"));
   const rows = [head];
   const places = columns.map(([, key]) => {
-    const values = board.lines.map((l) => l.scores[key] ? l.scores[key][0].toFixed(2) : null);
-    return [...new Set(values.filter((v) => v !== null))].sort((a, b) => b - a);
+    const values = board.lines.map((l) => l.scores[key] ? fixed(l.scores[key][0]) : null);
+    return [...new Set(values.filter((v) => v !== null))].sort(better);
   });
   for (const line of board.lines) {
     const row = element("tr", undefined, line.label === board.reference ? "ours" : "");
     row.append(element("td", line.title, "name"));
     columns.forEach(([, key], number) => {
       const value = line.scores[key];
-      const text = value === null ? "–" : value[0].toFixed(2) +
-        (value.length > 1 && line.seeds.length > 1 ? " ±" + value[1].toFixed(2) : "");
-      const place = value === null ? -1 : places[number].indexOf(value[0].toFixed(2));
+      const text = value === null ? "–" : fixed(value[0]) + (line.seeds.length > 1 ? " ±" + fixed(value[1]) : "");
+      const place = value === null || board.lines.length < 2 ? -1 : places[number].indexOf(fixed(value[0]));
       const mark = key === "best_on_test_optimistic" ? "optimistic" : place === 0 ? "best" : place === 1 ? "second" : "";
       row.append(element("td", text, mark));
     });
     row.append(element("td", line.seconds.toFixed(2)), element("td", bytes(line.bytes)),
-      element("td", `${line.rounds.at(-1)}/${line.planned}`));
+      element("td", `${line.rounds.at(-1)}/${line.planned}`), element("td", [...new Set(line.kept)].join(", ")));
     rows.push(row);
   }
   byId("scoreboard").replaceChildren(...rows);
@@ -147,12 +156,19 @@ function showCurves() {
       top: phone ? undefined : 10, bottom: phone ? 0 : 10, textStyle: { color: css("--ink") },
       inactiveColor: css("--line"), pageTextStyle: { color: css("--muted") }, selected: shown,
       data: board.lines.map((line) => ({ name: line.title, itemStyle: { color: colour(line) } })) },
-    tooltip: tooltip({ trigger: "axis", order: "valueDesc", valueFormatter: (v) => v === undefined ? "–" : v.toFixed(2) + " %" }),
+    tooltip: tooltip({ trigger: "axis", order: "valueDesc", valueFormatter: (v) => v === undefined ? "–" : written(v) }),
     xAxis: axis({ type: "value", name: "round", nameLocation: "middle", nameGap: 28, min: "dataMin", max: "dataMax",
       minInterval: 1, splitLine: { show: false } }),
-    yAxis: axis({ type: "value", scale: true, axisLabel: { color: css("--muted"), formatter: "{value} %" } }),
+    yAxis: axis({ type: "value", scale: true, axisLabel: scale() }),
     series,
   }, phone ? 330 + legendHeight : 460);
+  const groups = new Map();
+  for (const line of board.lines) {
+    const curve = JSON.stringify([line.rounds, line.mean]);
+    groups.set(curve, [...(groups.get(curve) ?? []), line.title]);
+  }
+  const same = [...groups.values()].filter((titles) => titles.length > 1);
+  byId("identical").textContent = same.map((titles) => `${titles.join(", ")}: identical curves, which lie on top of each other.`).join(" ");
   chart.off("legendselectchanged");
   chart.on("legendselectchanged", (event) => {
     off.clear();
@@ -168,7 +184,7 @@ function showLeads() {
   const leads = [...board.leads].sort((a, b) => b.mean - a.mean);
   const whiskers = leads.map((lead, row) => lead.low === null ? null : [lead.low, lead.high, row]).filter(Boolean);
   draw("leads", {
-    grid: { left: 110, right: 24, top: 8, bottom: 40 },
+    grid: { left: room(leads.map((l) => l.title)), right: 24, top: 8, bottom: 40 },
     tooltip: tooltip({ formatter: (p) => { const l = leads[p.data[1] ?? p.data[2]];
       return `${l.title}: ${signed(l.mean)}` + (l.low === null ? "" : ` [${signed(l.low)}, ${signed(l.high)}]`) + `, ${l.seeds} seed(s)`; } }),
     xAxis: axis({ type: "value", name: "points ahead", nameLocation: "middle", nameGap: 26 }),
@@ -202,53 +218,23 @@ function showClientTools() {
   if (!board.lines.some((l) => l.label === byId("client-method").value)) byId("client-method").value = board.reference;
   const line = board.lines.find((l) => l.label === byId("client-method").value);
   options(byId("client-seed"), line.seeds.map((s) => [String(s), String(s)]), byId("client-seed").value);
+  byId("client-seed").parentElement.hidden = !severalSeeds();
 }
-function showClients() {
-  const [line, run] = chosenRun();
-  const last = run.cells.at(-1);
-  const order = last.map((value, i) => [value, i]).sort((a, b) => (a[0] ?? -1) - (b[0] ?? -1)).map((pair) => pair[1]);
-  const names = order.map((i) => board.clients[i]);
-  const room = narrow() ? 12 : 22, tilted = names.length > 8 || narrow();
-  const scale = { min: 0, max: 1, show: false, inRange: { color: ["#7b2d26", "#d98e4a", "#f2e8c9", "#6fae8f", "#1f6f78"] } };
-  const present = run.cells.flat().filter((v) => v !== null);
-  const lowest = Math.min(...present), highest = Math.max(...present, lowest + 1);
-  draw("bars", {
-    grid: { left: 48, right: 10, top: 10, bottom: tilted ? 96 : 28 },
-    tooltip: tooltip({ formatter: (p) => `${names[p.dataIndex]}: ${p.value} %, ${board.sizes[order[p.dataIndex]]} training images` }),
-    xAxis: axis({ type: "category", data: names, axisLabel: { color: css("--muted"), rotate: tilted ? 55 : 0, formatter: (v) => short(v, room), hideOverlap: true } }),
-    yAxis: axis({ type: "value", axisLabel: { color: css("--muted"), formatter: "{value} %" } }),
-    series: [{ type: "bar", itemStyle: { color: colour(line), borderRadius: [4, 4, 0, 0] }, barMaxWidth: 46,
-      data: order.map((i) => last[i] === null ? null : last[i]),
-      markLine: { silent: true, symbol: "none", data: [{ type: "average" }], lineStyle: { color: css("--ink"), type: "dashed" }, label: { formatter: "mean", color: css("--muted"), position: "insideEndTop" } } }],
-  });
-  draw("heat", {
-    grid: { left: narrow() ? 84 : 150, right: 12, top: 8, bottom: 46 },
-    tooltip: tooltip({ formatter: (p) => `${names[p.data[1]]}, round ${run.rounds[p.data[0]]}: ${p.data[2]} %` }),
-    xAxis: axis({ type: "category", data: run.rounds.map(String), name: "round", nameLocation: "middle", nameGap: 28, splitLine: { show: false } }),
-    yAxis: axis({ type: "category", data: names, splitLine: { show: false }, axisLabel: { color: css("--muted"), formatter: (v) => short(v, room) } }),
-    visualMap: { ...scale, min: lowest, max: highest },
-    series: [{ type: "heatmap", itemStyle: { borderColor: css("--card"), borderWidth: run.rounds.length > 45 ? 0 : 1 },
-      data: run.cells.flatMap((row, x) => order.map((i, y) => [x, y, row[i]])).filter((cell) => cell[2] !== null) }],
-  }, Math.min(900, 90 + 20 * Math.max(6, names.length)));
-  byId("absent").textContent = run.absent.length
-    ? "Absent: " + run.absent.map(([t, who]) => `round ${t}: ` + who.map((i) => board.clients[i]).join(", ")).join("; ")
-    : "Nobody was absent from a round.";
-}
-
 function showFair() {
-  const lines = [...board.lines].sort((a, b) => b.scores.worst_client[0] - a.scores.worst_client[0]);
+  const lines = [...board.lines].sort((a, b) => better(a.scores.worst_client[0], b.scores.worst_client[0]));
   const value = (line, key) => line.scores[key][0];
+  const ends = (line) => [value(line, "worst_client"), line.scores.best_client].sort((a, b) => a - b);
   draw("fair", {
-    grid: { left: 110, right: 24, top: 8, bottom: 40 },
+    grid: { left: room(lines.map((l) => l.title)), right: 24, top: 8, bottom: 40 },
     tooltip: tooltip({ trigger: "axis", axisPointer: { type: "none" }, formatter: (all) => { const l = lines[all[0].dataIndex];
-      return `${l.title}\nworst ${value(l, "worst_client").toFixed(2)} %, bottom decile ${value(l, "bottom_decile").toFixed(2)} %\n` +
-        `mean ${value(l, "client_mean").toFixed(2)} %, best ${l.scores.best_client.toFixed(2)} %\nstandard deviation over clients ${l.scores.spread.toFixed(2)}`; } }),
-    xAxis: axis({ type: "value", scale: true, axisLabel: { color: css("--muted"), formatter: "{value} %" } }),
+      return `${l.title}\nworst ${written(value(l, "worst_client"))}, bottom decile ${written(value(l, "bottom_decile"))}\n` +
+        `mean ${written(value(l, "client_mean"))}, best ${written(l.scores.best_client)}\nstandard deviation over clients ${fixed(l.scores.spread)}`; } }),
+    xAxis: axis({ type: "value", scale: true, axisLabel: scale() }),
     yAxis: axis({ type: "category", inverse: true, data: lines.map((l) => l.title), splitLine: { show: false } }),
     series: [
-      { type: "bar", stack: "range", silent: true, itemStyle: { color: "transparent" }, data: lines.map((l) => value(l, "worst_client")) },
+      { type: "bar", stack: "range", silent: true, itemStyle: { color: "transparent" }, data: lines.map((l) => ends(l)[0]) },
       { type: "bar", stack: "range", barWidth: 8, itemStyle: { borderRadius: 4, opacity: .45 },
-        data: lines.map((l) => ({ value: l.scores.best_client - value(l, "worst_client"), itemStyle: { color: colour(l) } })) },
+        data: lines.map((l) => ({ value: ends(l)[1] - ends(l)[0], itemStyle: { color: colour(l) } })) },
       { type: "scatter", symbolSize: 11, z: 5, data: lines.map((l, row) => ({ value: [value(l, "client_mean"), row], itemStyle: { color: colour(l) } })) },
       { type: "scatter", symbol: "diamond", symbolSize: 9, z: 4, data: lines.map((l, row) => ({ value: [value(l, "bottom_decile"), row], itemStyle: { color: css("--ink") } })) },
     ],
@@ -256,15 +242,24 @@ function showFair() {
 }
 
 function showBehind() {
+  const seeds = severalSeeds();
+  const wanted = byId("behind-search").value.toLowerCase();
+  const found = board.behind.filter((entry) => entry.client.toLowerCase().includes(wanted));
+  byId("behind-search").parentElement.hidden = board.behind.length <= ROWS;
   const head = element("tr");
-  for (const title of ["client", "seed", "method", "accuracy", "worse than", "accuracy", "points"]) head.append(element("th", title));
-  const rows = board.behind.slice(0, 200).map((entry) => {
+  for (const title of ["client", ...(seeds ? ["seed"] : []), "method", board.headline.title, "worse than", board.headline.title, "difference"]) head.append(element("th", title));
+  const rows = found.slice(0, 4 * ROWS).map((entry) => {
     const row = element("tr");
-    row.append(element("td", entry.client, "name"), element("td", String(entry.seed)), element("td", entry.title),
-      element("td", entry.ours.toFixed(2)), element("td", entry.than), element("td", entry.theirs.toFixed(2)),
+    row.append(element("td", entry.client, "name"), ...(seeds ? [element("td", String(entry.seed))] : []), element("td", entry.title),
+      element("td", fixed(entry.ours)), element("td", entry.than), element("td", fixed(entry.theirs)),
       element("td", signed(entry.ours - entry.theirs), "bad"));
     return row;
   });
+  if (rows.length < found.length) {
+    const row = element("tr");
+    row.append(element("td", `and ${found.length - rows.length} more: search for a client`, "name"));
+    rows.push(row);
+  }
   const table = byId("behind");
   if (rows.length) { table.replaceChildren(head, ...rows); return; }
   const row = element("tr");
@@ -275,12 +270,13 @@ function showBehind() {
 function showCosts() {
   for (const [id, key, label] of [["cost-seconds", "seconds", (v) => v.toFixed(2) + " s"], ["cost-bytes", "bytes", bytes]]) {
     draw(id, {
-      grid: { left: 52, right: 30, top: 22, bottom: 34 },
-      tooltip: tooltip({ formatter: (p) => `${p.name}: ${p.data.value[1].toFixed(2)} %, ${label(p.data.value[0])}` }),
+      grid: { left: 56, right: 84, top: 22, bottom: 34 },
+      tooltip: tooltip({ formatter: (p) => `${p.name}: ${written(p.data.value[1])}, ${label(p.data.value[0])}` }),
       xAxis: axis({ type: "value", axisLabel: { color: css("--muted"), formatter: label, hideOverlap: true }, splitNumber: 4 }),
-      yAxis: axis({ type: "value", scale: true, axisLabel: { color: css("--muted"), formatter: "{value} %" } }),
-      series: [{ type: "scatter", symbolSize: 12, labelLayout: { hideOverlap: true, moveOverlap: "shiftY" },
-        label: { show: true, position: "top", formatter: (p) => p.name, color: css("--muted"), fontSize: 11 },
+      yAxis: axis({ type: "value", scale: true, axisLabel: scale() }),
+      series: [{ type: "scatter", symbolSize: 12, labelLayout: { moveOverlap: "shiftY" },
+        labelLine: { show: true, lineStyle: { color: css("--line") } },
+        label: { show: true, position: "right", formatter: (p) => p.name, color: css("--muted"), fontSize: 11, minMargin: 2 },
         data: board.lines.map((l) => ({ name: l.title, value: [l[key], l.scores.client_mean[0]], itemStyle: { color: colour(l) } })) }],
     });
   }
@@ -291,16 +287,20 @@ function showSizes() {
   byId("sizes-section").hidden = !found.length;
   if (!found.length) return;
   const entries = found.flatMap(([line, run]) => Object.keys(run.server.sizes).map((name) => [line, run, name]));
-  options(byId("size-name"), entries.map(([line, run, name], k) => [String(k), `${name} (${line.title}, seed ${run.seed})`]), byId("size-name").value);
+  const several = new Set(entries.map(([line]) => line.label)).size > 1;
+  const called = ([line, run, name]) => (board.quantities[name] ?? name.replaceAll("_", " ")) +
+    (several ? `, ${line.title}` : "") + (severalSeeds() ? `, seed ${run.seed}` : "");
+  options(byId("size-name"), entries.map((entry, k) => [String(k), called(entry)]), byId("size-name").value);
   const [, run, name] = entries[Number(byId("size-name").value) || 0];
   const layers = run.server.sizes[name];
+  const number = (k) => board.layers && board.layers.length === layers[0].length ? board.layers[k] : k;
   const cells = layers.flatMap((row, x) => row.map((value, layer) => [x, layer, value]));
   const values = cells.map((c) => c[2]);
   draw("sizes", {
     grid: { left: 56, right: 92, top: 8, bottom: 46 },
-    tooltip: tooltip({ formatter: (p) => `round ${run.server.rounds[p.data[0]]}, layer ${p.data[1] + 1}: ${p.data[2].toExponential(2)}` }),
+    tooltip: tooltip({ formatter: (p) => `round ${run.server.rounds[p.data[0]]}, layer ${number(p.data[1])}: ${p.data[2].toExponential(2)}` }),
     xAxis: axis({ type: "category", data: run.server.rounds.map(String), name: "round", nameLocation: "middle", nameGap: 28, splitLine: { show: false } }),
-    yAxis: axis({ type: "category", data: layers[0].map((_, k) => String(k + 1)), name: "layer", splitLine: { show: false } }),
+    yAxis: axis({ type: "category", data: layers[0].map((_, k) => String(number(k))), name: "layer", splitLine: { show: false } }),
     visualMap: { min: Math.min(...values), max: Math.max(...values, 1e-12), right: 0, top: "center", calculable: true, precision: 4,
       formatter: (v) => v.toExponential(1), textStyle: { color: css("--muted") }, inRange: { color: ["#f3ecd8", "#e0a458", "#b04a3a", "#4a1e3d"] } },
     series: [{ type: "heatmap", data: cells }],
@@ -312,14 +312,15 @@ function matrix(id, rows, across, down, names) {
   const room = narrow() ? 9 : 14;
   draw(id, {
     grid: { left: narrow() ? 74 : 104, right: 10, top: 6, bottom: 96 },
-    tooltip: tooltip({ formatter: (p) => names(p.data[1], p.data[0]) + `: ${(100 * p.data[2]).toFixed(1)} %` }),
+    tooltip: tooltip({ formatter: (p) => names(p.value[1], p.value[0]) + `: ${(100 * p.value[2]).toFixed(1)} %` }),
     xAxis: axis({ type: "category", data: across, splitLine: { show: false }, axisLabel: { color: css("--muted"), rotate: across.length > 6 ? 60 : 0, formatter: (v) => short(v, room) } }),
     yAxis: axis({ type: "category", data: down, inverse: true, splitLine: { show: false }, axisLabel: { color: css("--muted"), formatter: (v) => short(v, room) } }),
     visualMap: { min: -most, max: most, orient: "horizontal", left: "center", bottom: 0, precision: 2, itemHeight: 90, itemWidth: 10,
       text: [`+${(100 * most).toFixed(0)} %`, `−${(100 * most).toFixed(0)} %`], textStyle: { color: css("--muted") }, inRange: { color: ["#b3361f", "#f0ede4", "#1f5fbf"] } },
-    series: [{ type: "heatmap", label: { show: across.length <= 8 && !narrow(), formatter: (p) => (100 * p.data[2]).toFixed(0), fontSize: 10, color: "#222" },
+    series: [{ type: "heatmap", label: { show: across.length <= 8 && !narrow(), formatter: (p) => (100 * p.value[2]).toFixed(0), fontSize: 10 },
       itemStyle: { borderColor: css("--card"), borderWidth: 1 },
-      data: rows.flatMap((row, y) => row.map((value, x) => [x, y, value])) }],
+      data: rows.flatMap((row, y) => row.map((value, x) => ({ value: [x, y, value],
+        label: { color: Math.abs(value) > .55 * most ? "#fff" : "#222" } }))) }],
   }, Math.max(240, 120 + 24 * down.length));
 }
 function showOrigins() {
@@ -343,14 +344,15 @@ function showOrigins() {
 function showMaking() {
   byId("config").textContent = board.config;
   byId("environment").textContent = board.environment || "The run wrote down none.";
-  byId("data").textContent = board.clients.map((name, i) => `${name}: ${board.sizes[i]} training images`).join("\n") +
-    "\n\nclasses: " + board.classes.join(", ");
+  byId("data").textContent = board.clients.map((name, i) => `${name}: ${board.sizes[i]} ${board.unit}s to train` +
+    (board.tests[i] ? `, ${board.tests[i].examples} to test` : "")).join("\n") + "\n\nclasses: " + board.classes.join(", ");
   byId("made").textContent = `Made by pfedseq ${content.version}; charts by Apache ECharts.`;
 }
 
 function showAll() {
-  showHead(); showScoreboard(); showCurves(); showLeads(); showClientTools(); showClients(); showFair();
-  showBehind(); showCosts(); showSizes(); showOrigins(); showMaking();
+  showHead(); showScoreboard(); showMeasures(); showCurves(); showLeads(); showClientTools(); showClients();
+  showClientTable(); showPredictions(); showFair(); showBehind(); showCosts(); showSizes(); showOrigins(); showMaking();
+  hintAtMore();
 }
 function setTheme(name) { document.documentElement.dataset.theme = name; }
 
@@ -359,8 +361,12 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (e) => { s
 byId("theme").onclick = () => { setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); showAll(); };
 byId("all").onclick = () => { off.clear(); showCurves(); };
 byId("none").onclick = () => { for (const line of board.lines) if (line.label !== board.reference) off.add(line.title); showCurves(); };
-byId("client-method").onchange = () => { showClientTools(); showClients(); };
-byId("client-seed").onchange = showClients;
+byId("client-method").onchange = () => { showClientTools(); showClients(); showClientTable(); };
+byId("client-seed").onchange = () => { showClients(); showClientTable(); };
+byId("client-search").oninput = () => { clientPage = 0; showClientTable(); };
+byId("prediction-method").onchange = showPredictions;
+byId("prediction-client").onchange = showPredictions;
+byId("behind-search").oninput = showBehind;
 byId("size-name").onchange = showSizes;
 let waiting = 0;
 addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(showAll, 120); });

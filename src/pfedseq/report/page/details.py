@@ -1,0 +1,86 @@
+"""What the page shows of predictions: classes, confusions and calibration, from counts alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pfedseq.measures import Counts, find_measure
+from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.records import MethodSummary
+from pfedseq.runs.scores import Assessment
+
+MOST_ENTRIES = 60_000
+"""Entries of all clients' confusions on a page: beyond that, only those of all together."""
+
+
+def predictions_of(found: Assessment | None, entries_left: int) -> dict[str, Any] | None:
+    """Confusions and reliability over all clients, and of each client while there is room."""
+    if found is None or not found.counts:
+        return None
+    entries = sum(len(one.confusion) for one in found.counts.values())
+    clients = None
+    if entries <= entries_left:
+        clients = {str(i): _plain(one) for i, one in found.counts.items()}
+    return {
+        "round": found.round,
+        "entries": entries if clients is not None else 0,
+        "together": _plain(Counts.pooled(list(found.counts.values()))),
+        "clients": clients,
+    }
+
+
+def _plain(counts: Counts) -> dict[str, Any]:
+    examples, right = counts.reliability.T
+    return {
+        "confusion": counts.confusion.tolist(),
+        "reliability": [
+            [int(n), int(k), round(float(c), 3)]
+            for n, k, c in zip(examples, right, counts.confidence, strict=True)
+        ],
+    }
+
+
+def sets_of_tests(found: Assessment | None, clients: int) -> list[dict[str, Any] | None]:
+    """By client: how many test examples, of how many classes, and the largest one's share."""
+    sets: list[dict[str, Any] | None] = [None] * clients
+    for i, counts in (found.counts if found is not None else {}).items():
+        by_class = np.bincount(counts.confusion[:, 0], counts.confusion[:, 2])
+        if (total := int(by_class.sum())) and i < clients:
+            sets[i] = {
+                "examples": total,
+                "classes": int((by_class > 0).sum()),
+                "largest": round(100 * float(by_class.max()) / total, 1),
+            }
+    return sets
+
+
+def measures_of(summary: MethodSummary) -> dict[str, dict[str, Any]]:
+    """Every measure on the test data: over clients, over all examples, and how it is written."""
+    rows = {}
+    for name in summary.scores.test:
+        measure, over = find_measure(name), summary.scores.over_clients(name)
+        if over is None:
+            continue
+        written, pooled = measure.format, summary.pooled.get(name)
+        rows[name] = {
+            "title": written.label(measure.title),
+            "higher": measure.higher_is_better,
+            "mean": written(over.client_mean),
+            "worst": written(over.worst_client),
+            "pooled": None if pooled is None else written(pooled),
+            "undefined": over.undefined,
+        }
+    return rows
+
+
+def adapted_layers(folder: RunFolder, method: str) -> list[int] | None:
+    """The backbone's own numbers of the layers that carry adapters, from a saved adapter."""
+    for path in sorted((folder.path / "adapters" / method).glob("*/adapter_config.json")):
+        values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        layers = values.get("layers_to_transform")
+        return [int(layer) for layer in layers] if isinstance(layers, list) else None
+    return None
