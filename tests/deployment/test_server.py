@@ -99,7 +99,7 @@ def test_a_federation_makes_the_bits_of_one_machine(config, tmp_path, in_process
     there = models(*sorted((in_process / "adapters" / "pfedseq").iterdir()))
     assert_same(at_sites(tmp_path, tmp_path / "out"), there)
     assert told[-3:] == [
-        f"pfedseq: round {r.round} of 3, accuracy {r.scores.client_mean:.4f}"
+        f"pfedseq: round {r.round} of 3, accuracy {100 * r.scores.client_mean:.2f} %"
         for r in RunFolder(in_process).records()
     ]
     assert StatusFile(tmp_path / "out").read()["state"] == "finished"

@@ -178,11 +178,14 @@ def test_losses_and_scores_are_those_of_each_alone(monkeypatch, at_once):
     for question, together in zip(losses, ExampleTask.answer_together(losses), strict=True):
         assert together == pytest.approx(question.answer(), rel=1e-9)
     for split in ("train", "validation", "test"):
-        asked = [Question(t, "score", (p, split)) for t, p in zip(tasks, phis, strict=True)]
+        asked = [Question(t, "score", (p, split, True)) for t, p in zip(tasks, phis, strict=True)]
         for question, together in zip(asked, ExampleTask.answer_together(asked), strict=True):
             alone = question.answer()
-            assert together.loss == pytest.approx(alone.loss, rel=1e-9)
-            assert together == replace(alone, loss=together.loss)
+            assert together.values == pytest.approx(dict(alone.values), rel=1e-5, abs=1e-6)
+            assert together.num_examples == alone.num_examples
+            if alone.num_examples:
+                assert {"accuracy", "macro_f1", "ece", "brier"} <= together.values.keys()
+            assert together.counts.matrix().tolist() == alone.counts.matrix().tolist()
             assert together.num_examples == len(getattr(question.task.data, split))
 
 
@@ -197,7 +200,9 @@ def test_a_pass_holds_no_more_than_its_share_of_examples(monkeypatch):
     monkeypatch.setattr(StackedTower, "features", counted)
     task = make_sites()[0].task(1, "evaluate")
     phis = [jittered(task.initial, seed) for seed in range(20)]
-    together = ExampleTask.answer_together([Question(task, "score", (p, "test")) for p in phis])
+    together = ExampleTask.answer_together(
+        [Question(task, "score", (p, "test", False)) for p in phis]
+    )
     assert seen == [(16, 8), (16, 8), (8, 4)]
     alone = [task.score(phi, "test") for phi in phis]
     losses = [one["loss"] for one in together]

@@ -162,7 +162,9 @@ def test_score_counts_what_is_right(site, model):
     score = task.score(phi, "test")
     assert score.num_examples == 16
     assert score["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
-    assert score.loss == pytest.approx(float(nn.functional.cross_entropy(logits, labels)), rel=1e-4)
+    assert score["loss"] == pytest.approx(
+        float(nn.functional.cross_entropy(logits, labels)), rel=1e-4
+    )
 
 
 def test_pixels_are_normalised_by_the_backbone(site):

@@ -149,7 +149,7 @@ def test_a_saved_adapter_gives_the_same_logits_in_peft(adapter, notes, bert, tmp
     torch.testing.assert_close(merged, theirs, rtol=1e-4, atol=1e-5)
     score = world.sites[0].task(1, "evaluate").score(phi, "test")
     labels = torch.from_numpy(examples.labels[chosen])
-    assert score.loss == pytest.approx(float(cross_entropy(theirs, labels)), rel=1e-4)
+    assert score["loss"] == pytest.approx(float(cross_entropy(theirs, labels)), rel=1e-4)
 
 
 def test_gradients_are_those_of_differences(notes):

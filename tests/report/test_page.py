@@ -2,18 +2,23 @@
 
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pfedseq.config import dump_config, make_config
 from pfedseq.errors import InputError
 from pfedseq.experiments.statistics import mean_interval
+from pfedseq.measures import score
 from pfedseq.report.page import as_script, content, write_page
 from pfedseq.report.page.content import page_content
+from pfedseq.report.page.details import predictions_of
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import Cost, RoundRecord
 from pfedseq.runs.run import run
+from pfedseq.runs.scores import Assessment
 from tests.scored import scores_of, summary_of
 
 NASTY = "<script>document.title='hacked'</script>"
@@ -129,6 +134,42 @@ def test_a_large_table_stays_under_two_megabytes(tmp_path):
     assert len(board["lines"][0]["rounds"]) == 30  # curves keep all
 
 
+def counted(labels, predicted, classes=2):
+    """Counts of a client that was this sure of these predictions."""
+    logits = 3 * torch.nn.functional.one_hot(torch.tensor(predicted), classes).double()
+    return score(logits, torch.tensor(labels), counts=True).counts
+
+
+def test_test_sets_confusions_and_measures_are_those_of_the_assessment(tmp_path):
+    """Client 0: 3 of one class and 1 of the other, of which 3 are right; the others alike."""
+    made = fill(tmp_path / "run", 0)
+    last = made.by_method()["pfedseq"][-1].scores
+    with_auroc = replace(last, test={**last.test, "auroc": (0.5, None, 0.75, 1.0)})
+    counts = {i: counted([0, 0, 0, 1], [0, 0, 1, 1]) for i in range(4)}
+    made.write_assessment("pfedseq", Assessment(6, "last", 6, with_auroc, counts))
+    (board,) = page_content([tmp_path])["boards"]
+    assert board["tests"][0] == {"examples": 4, "classes": 2, "largest": 75.0}
+    found = board["lines"][0]["predictions"]
+    assert found["together"]["confusion"] == [[0, 0, 8], [0, 1, 4], [1, 1, 4]]
+    assert found["clients"]["3"]["confusion"] == [[0, 0, 2], [0, 1, 1], [1, 1, 1]]
+    assert sum(n for n, _, _ in found["together"]["reliability"]) == 16
+    assert sum(k for _, k, _ in found["together"]["reliability"]) == 12
+    auroc = board["lines"][0]["measures"]["auroc"]
+    assert (auroc["mean"], auroc["undefined"], auroc["worst"]) == ("75.00", 1, "50.00")
+    assert board["lines"][1]["predictions"] is None
+    crowded = predictions_of(made.read_assessment("pfedseq"), 5)
+    assert (crowded["clients"], crowded["together"]) == (None, found["together"])
+
+
+def test_who_is_refused_is_not_called_absent(tmp_path):
+    made = fill(tmp_path / "run", 0)
+    record = made.by_method()["fedrep"][-1]
+    made.keep_records("fedrep", 5)
+    made.append(replace(record, absent=(2,), refused=(0,)))
+    run_of = page_content([tmp_path])["boards"][0]["lines"][3]["runs"][0]
+    assert (run_of["absent"], run_of["refused"]) == ([[6, (2,)]], [[6, (0,)]])
+
+
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(InputError, match="no finished rounds"):
         write_page([tmp_path], tmp_path / "page.html")
@@ -215,7 +256,8 @@ def test_sizes_by_layer_are_shown_where_the_server_wrote_them_down(browser, tmp_
     browser.get(page.as_uri())
     assert browser.find_element("id", "sizes-section").is_displayed()
     names = visible_text(browser, "#size-name option")
-    assert names == ["delta_rms (pFedSeq, seed 0)", "calibration_rms (pFedSeq, seed 0)"]
+    assert names == ["clients' updates Δ", "calibrations ξ"]  # one method, one seed
+    assert not browser.find_element("id", "client-seed").is_displayed()
     assert len(browser.find_elements("css selector", "#sizes svg path")) > 12
     assert [m for m in browser.get_log("browser") if m["level"] in ("SEVERE", "WARNING")] == []
 
@@ -257,6 +299,23 @@ def test_the_switches_work(browser, runs, tmp_path):
     assert paper() != light
 
 
+def test_a_thousand_clients_are_paged_and_found(browser, tmp_path):
+    made = fill(tmp_path / "run", 0, clients=[f"site {n:04d}" for n in range(1000)])
+    last = made.by_method()["pfedseq"][-1].scores
+    counts = {i: counted([0, 0, 1], [0, 1, 1]) for i in range(1000)}
+    made.write_assessment("pfedseq", Assessment(6, "last", 6, last, counts))
+    page = tmp_path / "page.html"
+    write_page([tmp_path], page)
+    browser.get(page.as_uri())
+    assert len(browser.find_elements("css selector", "#client-table tr")) == 26
+    assert len(browser.find_elements("css selector", "#bars svg path")) < 100
+    browser.find_element("id", "client-search").send_keys("0777")
+    rows = visible_text(browser, "#client-table tr")
+    assert len(rows) == 2
+    assert rows[1].startswith("site 0777 3 ")
+    assert [m for m in browser.get_log("browser") if m["level"] in ("SEVERE", "WARNING")] == []
+
+
 def test_it_fits_a_phone(browser, runs, tmp_path):
     page = tmp_path / "page.html"
     write_page([runs], page)
@@ -266,6 +325,7 @@ def test_it_fits_a_phone(browser, runs, tmp_path):
         browser.get(page.as_uri())
         wide = "return [innerWidth, document.documentElement.scrollWidth]"
         assert browser.execute_script(wide) == [390, 390]  # nothing to scroll or zoom
+        assert visible_text(browser, ".more")  # a table that goes on sideways says so
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

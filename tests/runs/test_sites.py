@@ -50,7 +50,7 @@ def test_each_split_is_scored_on_its_own_examples(world):
     scores = {split: task.score(phi, split) for split in ("train", "validation", "test")}
     for split, score in scores.items():
         assert score.num_examples == len(getattr(site.data, split))
-    assert len({score.loss for score in scores.values()}) == 3
+    assert len({score["loss"] for score in scores.values()}) == 3
 
 
 def test_the_server_weighs_by_training_examples(world):

@@ -50,7 +50,7 @@ function showEach(line, run) {
     xAxis: axis({ type: "category", data: names, axisLabel: { color: css("--muted"), rotate: tilted ? 55 : 0, formatter: (v) => short(v, letters), hideOverlap: true } }),
     yAxis: axis({ type: "value", axisLabel: scale() }),
     series: [{ type: "bar", itemStyle: { color: colour(line), borderRadius: [4, 4, 0, 0] }, barMaxWidth: 46, data: order.map((i) => last[i]),
-      markLine: { silent: true, symbol: "none", data: [{ type: "average" }], lineStyle: { color: css("--ink"), type: "dashed" }, label: { formatter: "mean", color: css("--muted"), position: "insideEndTop" } } }],
+      markLine: { silent: true, symbol: "none", data: [{ type: "average" }], lineStyle: { color: css("--ink"), type: "dashed" }, label: { formatter: "mean", color: css("--ink"), backgroundColor: css("--card"), padding: 2, position: "insideStartTop" } } }],
   });
   draw("heat", {
     grid: { left: narrow() ? 84 : 150, right: 12, top: 8, bottom: 46 },
@@ -182,7 +182,7 @@ function showConfusion(confusion) {
   draw("confusion", {
     grid: { left: narrow() ? 70 : 110, right: 10, top: 6, bottom: seen.length > 6 ? 100 : 48 },
     tooltip: tooltip({ formatter: (p) => `${names[p.value[1]]} taken for ${names[p.value[0]]}: ${p.value[3]} of ${sums.get(seen[p.value[1]])}` }),
-    xAxis: axis({ type: "category", data: names, name: "taken for", nameLocation: "middle", nameGap: seen.length > 6 ? 82 : 30, splitLine: { show: false },
+    xAxis: axis({ type: "category", data: names, name: "taken for", nameLocation: "middle", nameGap: seen.length > 6 ? 22 + 5 * Math.min(letters, Math.max(...names.map((n) => n.length))) : 30, splitLine: { show: false },
       axisLabel: { color: css("--muted"), interval: 0, rotate: seen.length > 6 ? 60 : 0, formatter: (v) => short(v, letters) } }),
     yAxis: axis({ type: "category", data: names, inverse: true, splitLine: { show: false }, axisLabel: { color: css("--muted"), interval: 0, formatter: (v) => short(v, letters) } }),
     visualMap: { show: false, min: 0, max: 1, dimension: 2, inRange: { color: [css("--paper"), "#9cc3ef", "#1f5fbf"] } },

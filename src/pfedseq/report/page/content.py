@@ -234,18 +234,20 @@ def _seed(run: Run, stride: int) -> dict[str, Any]:
     num_clients = len(run.data["clients"])
     written = run.summary.measure.format
 
-    def cells(scores: Scores) -> list[float | None]:
+    def cells(scores: Scores, digits: int) -> list[float | None]:
         row: list[float | None] = [None] * num_clients
         for i, value in scores.by_client().items():
-            row[i] = round(written.scale * value, max(1, written.digits - 1))
+            row[i] = round(written.scale * value, digits)
         return row
+
+    short = max(1, written.digits - 1)
 
     seconds = accumulate(r.cost.client_seconds + r.cost.server_seconds for r in run.records)
     return {
         "seed": run.seed,
         "rounds": [t for t, _ in kept],
-        "cells": [cells(scores) for _, scores in kept],
-        "final": cells(run.summary.scores),
+        "cells": [cells(scores, short) for _, scores in kept],
+        "final": cells(run.summary.scores, written.digits),
         "clock": [round(s, 2) for s in seconds],
         **_extras(run),
     }
