@@ -44,6 +44,7 @@ from pfedseq.params import Params
 from pfedseq.serving.service import Limits, Served, make_service
 from pfedseq.serving.together import ModelsTogether
 from pfedseq.workloads.images.published import write_backbone
+from pfedseq.workloads.images.reader import ImageReader
 from pfedseq.workloads.personal import PersonalModel
 
 CLASSES = tuple(f"class {number}" for number in range(10))
@@ -52,9 +53,8 @@ Images = Sequence[NDArray[np.uint8]]
 
 def make_models(backbone_name: str, size: int, clients: int) -> list[PersonalModel]:
     """Clients with adapters that differ."""
-    model = AdaptedModel(
-        load_backbone(backbone_name, size), AdapterConfig(alpha=16), len(CLASSES), seed=0
-    )
+    backbone = load_backbone(backbone_name, size)
+    model = AdaptedModel(backbone, AdapterConfig(alpha=16), len(CLASSES), seed=0)
     rng = torch.Generator().manual_seed(0)
     return [
         PersonalModel(
@@ -65,6 +65,7 @@ def make_models(backbone_name: str, size: int, clients: int) -> list[PersonalMod
                 model.initial.head + 0.05 * torch.randn(model.initial.head.shape, generator=rng),
             ),
             CLASSES,
+            ImageReader(backbone),
         )
         for _ in range(clients)
     ]

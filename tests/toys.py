@@ -80,7 +80,7 @@ class QuadraticTask:
         values = {"accuracy": 1 / (1 + loss), "loss": loss}
         return Score(values, self.num_examples + 100 * rank)
 
-    def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def sketches(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Images that show θ's part of the center, labelled with the largest entry of ω's."""
         shown = self.center.adapter.flatten()
         pixels = shown.repeat(1 + 3 * 32 * 32 // len(shown))[: 3 * 32 * 32].view(1, 3, 32, 32)
@@ -214,7 +214,7 @@ def make_setup(
     initial: Params | None = None,
 ) -> Setup:
     zero = Params(torch.zeros_like(centers[0].adapter), torch.zeros_like(centers[0].head))
-    num_classes = len(zero.head)  # as many as there are labels: see QuadraticTask.thumbnails
+    num_classes = len(zero.head)  # as many as there are labels: see QuadraticTask.sketches
     return Setup(
         initial or zero,
         tuple(num_examples),

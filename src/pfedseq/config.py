@@ -106,6 +106,11 @@ class ModelConfig(BaseConfig):
     num_heads: int | None = Field(
         None, ge=1, description="for a timm-format file whose heads are not 64 wide"
     )
+    pooling: Literal["mean", "first", "last", "max"] | None = Field(
+        None,
+        description="for texts: how the outputs over a text's tokens become its feature; default: "
+        "as a checkpoint of sentence-transformers says, else their mean",
+    )
     tokens: Literal["float32", "float16", "none"] = Field(
         "float32",
         description="how the tokens below the first adapted layer are kept: exactly, in half the "
@@ -243,12 +248,6 @@ class Config(BaseConfig):
     federation: FederationConfig = FederationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     flower: FlowerConfig = FlowerConfig()
-
-    @model_validator(mode="after")
-    def _only_vits_start_from_a_folder(self) -> Self:
-        if self.adapter.start is not None and self.data.name == "text":
-            raise ValueError("adapter.start is for images; texts start from a new adapter")
-        return self
 
     @model_validator(mode="after")
     def _noise_is_not_rounded(self) -> Self:

@@ -98,8 +98,11 @@ class Task(Protocol):
         With `full` all measures there are, and the counts that may be sent.
         """
 
-    def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The batch itself: small images (B, 3, 32, 32), normalised, and labels (B,)."""
+    def sketches(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The batch itself, made small, and labels (B,).
+
+        Of images (B, 3, 32, 32), of texts the mean (B, F) of their words' frozen embeddings.
+        """
 
     def save(self, phi: Params) -> None:
         """Keep φ as the client's personal model, in a place of its own."""
@@ -195,6 +198,8 @@ class Setup:
     """The clients' numbers in the run by place; none: as the places."""
     most_clients: int = 0
     """How many there have been at most, where that is more than now."""
+    sketch_shape: tuple[int, ...] = (3, 32, 32)
+    """Of one example in `Task.sketches`, for a server that must know it (PeFLL)."""
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -462,5 +467,3 @@ class Method:
     """Whether the server must be given `Setup.auxiliary`."""
     grid: Mapping[str, Sequence[float]] = field(default_factory=lambda: RATES)
     """The values of each option that `pfedseq tune` goes through."""
-    needs_thumbnails: bool = False
-    """Whether the clients ask their tasks for `thumbnails`, which images alone have."""

@@ -301,12 +301,11 @@ def test_what_is_written_down_of_sites_and_read_again():
 
 
 def test_another_pfedseq_is_refused(monkeypatch):
-    monkeypatch.setattr("pfedseq.deployment.server.backbone_checksum", lambda model: "weights")
     monkeypatch.setattr("pfedseq.deployment.server.version", lambda name: {"pfedseq": "1"}[name])
-    check_equipment([guest("xy")], None)
+    check_equipment([guest("xy")], "weights")
     newer = replace(guest("xy"), card=Card("c", "folder", "weights", "2"))
     with pytest.raises(InputError, match="site c runs pfedseq 2 and the server 1"):
-        check_equipment([guest("xy"), newer], None)
+        check_equipment([guest("xy"), newer], "weights")
 
 
 def test_a_method_starts_with_what_the_sites_have_said():
@@ -320,7 +319,9 @@ def test_a_method_starts_with_what_the_sites_have_said():
     start = Params(torch.zeros(2, 5), torch.zeros(3))
     roll = Roll(InProcessGrid([]), request("local"), 0.0, {"a": Hello(5, 2, 3, ("x", "y"))})
     model = SimpleNamespace(initial=start, device=torch.device("cpu"))
-    federation = Federation(config, "r", roll, roll.members, ("x", "y"), None, model)
+    federation = Federation(
+        config, "r", roll, roll.members, ("x", "y"), SimpleNamespace(model=model)
+    )
     server, clients = federation.start("ditto", None, ())
     expected = Setup(start, (5,), 9, 5, 2, aggregation="trimmed_mean", trim=0.2)
     assert server.setup == expected

@@ -16,7 +16,8 @@ from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS
 from pfedseq.runs.run import run
-from pfedseq.runs.world import World, pick_devices
+from pfedseq.runs.world import World
+from pfedseq.workloads.devices import pick_devices
 from tests.run_folder import lines
 from tests.toys import make_setup, quadratic_federation, random_centers
 

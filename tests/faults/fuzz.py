@@ -47,7 +47,8 @@ from pfedseq.model.backbone import load_backbone
 from pfedseq.presets import find_config
 from pfedseq.runs.checkpoint import Checkpoint, Checkpoints
 from pfedseq.runs.folder import RunFolder
-from pfedseq.workloads.personal import PersonalModel, save_personal_model
+from pfedseq.workloads.personal import PersonalModel
+from tests.model.some_models import personal_model
 from tests.toys import make_setup, random_centers
 
 SECONDS, BYTES = 10, 2 * 2**30
@@ -183,7 +184,7 @@ def _checkpoint(work: Path) -> Target:
 def _adapter(work: Path) -> Target:
     model = AdaptedModel(load_backbone("demo"), AdapterConfig(), 3, 0)
     folder = work / "adapter"
-    save_personal_model(folder, model, model.initial, ("a", "b", "c"))
+    personal_model(model, model.initial, ("a", "b", "c")).save(folder)
     sound = {path: path.read_bytes() for path in folder.iterdir()}
 
     def read(rng: random.Random) -> object:

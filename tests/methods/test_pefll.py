@@ -35,7 +35,7 @@ class GalleryTask(QuadraticTask):
     def batches(self, epochs):
         yield from torch.tensor([3, 1, 4, 0, 2]).repeat(epochs).split([2, 2, 1] * epochs)
 
-    def thumbnails(self, batch):
+    def sketches(self, batch):
         return self.images[batch], self.labels[batch]
 
 
@@ -92,7 +92,7 @@ def generated(server, weights, ids, batch=(3, 1)):
     f = {name[2:]: w for name, w in weights.items() if name.startswith("f.")}
     h = {name[2:]: w for name, w in weights.items() if name.startswith("h.")}
     v = torch.stack(
-        [functional_call(server.f, f, gallery(i).thumbnails(list(batch))).mean(0) for i in ids]
+        [functional_call(server.f, f, gallery(i).sketches(list(batch))).mean(0) for i in ids]
     )
     v = (v - server.standardise.mean) / server.standardise.deviation
     return functional_call(server.h, h, (v,))
@@ -220,7 +220,7 @@ def test_the_standardisation_is_fitted_once_and_saved():
     f = {name: p.detach().clone() for name, p in server.f.named_parameters()}
     first = torch.stack(
         [
-            functional_call(server.f, f, gallery(i).thumbnails([3, 1])).mean(0)
+            functional_call(server.f, f, gallery(i).sketches([3, 1])).mean(0)
             for i in range(NUM_CLIENTS)
         ]
     )

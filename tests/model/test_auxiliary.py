@@ -131,13 +131,13 @@ def test_descending_brings_the_student_to_the_teacher(auxiliary, model):
     assert divergence(student - 0.01 * gradient) < divergence(student)
 
 
-def test_thumbnails_are_block_means_of_the_normalised_images(model, backbone):
+def test_sketches_are_block_means_of_the_normalised_images(model, backbone):
     """64 × 64 averages down to 32 × 32 in blocks of 2 × 2; labels go with their images."""
     images = noise(12, 64)
     source = ImageSource(images, backbone.mean, backbone.std, torch.device("cpu"))
     client = ClientData("0", np.array([7, 3, 9, 1]), np.array([0]), np.array([2]))
     task = ExampleSite(0, model, source, client, batch_size=2, seed=0).task(1, "describe")
-    small, labels = task.thumbnails(torch.tensor([2, 0]))
+    small, labels = task.sketches(torch.tensor([2, 0]))
     raw = torch.from_numpy(images.images[[9, 7]]).double().view(2, 3, 32, 2, 32, 2).mean((3, 5))
     torch.testing.assert_close(small.double(), (raw / 255 - 0.5) / 0.5, atol=1e-6, rtol=1e-5)
     assert labels.tolist() == images.labels[[9, 7]].tolist()

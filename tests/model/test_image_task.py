@@ -117,8 +117,8 @@ def test_places_mean_the_same_in_every_round(site):
     """PeFLL describes a batch in one round and differentiates it in the next."""
     short = replace(site, examples_per_round=4)
     batch = next(short.task(1, "describe").batches(1))
-    later = short.task(2, "backprop").thumbnails(batch)
-    assert all(map(torch.equal, later, site.task(1, "describe").thumbnails(batch)))
+    later = short.task(2, "backprop").sketches(batch)
+    assert all(map(torch.equal, later, site.task(1, "describe").sketches(batch)))
 
 
 def test_the_head_phase_reads_only_what_was_drawn(site, monkeypatch):

@@ -23,8 +23,8 @@ from pfedseq.model.peft_folder import read_peft_folder
 from pfedseq.params import Params
 from pfedseq.workloads import personal
 from pfedseq.workloads.images.published import write_backbone, write_merged
-from pfedseq.workloads.personal import PersonalModel, save_personal_model
-from tests.model.some_models import NAMES, some_phi
+from pfedseq.workloads.personal import PersonalModel
+from tests.model.some_models import NAMES, personal_model, some_phi
 from tests.model.timm_vit import timm_tensors
 from tests.model.whole_model import load_with_peft
 
@@ -66,7 +66,7 @@ def described(config):
 def test_peft_gives_the_logits_of_our_own_evaluation(config, backbone, base, tmp_path):
     model = AdaptedModel(backbone, config, len(NAMES), seed=0)
     phi, pixels = some_phi(model), some_pixels()
-    save_personal_model(tmp_path / "a", model, phi, NAMES)
+    personal_model(model, phi, NAMES).save(tmp_path / "a")
     own = model.classify(phi.head, model.merged(phi.adapter)(model.inputs(pixels)))
     with torch.no_grad():
         theirs = load_with_peft(base, tmp_path / "a", len(NAMES))(pixel_values=pixels).logits
@@ -80,16 +80,16 @@ def test_peft_gives_the_logits_of_our_own_evaluation(config, backbone, base, tmp
 def test_loading_gives_back_every_number(config, backbone, tmp_path):
     model = AdaptedModel(backbone, config, len(NAMES), seed=0)
     phi = some_phi(model)
-    save_personal_model(tmp_path / "a", model, phi, NAMES, (3.0, 900.0), client="mill", number=2)
+    personal_model(model, phi, NAMES, (3.0, 900.0), client="mill", number=2).save(tmp_path / "a")
     loaded = PersonalModel.load(tmp_path / "a")
     assert torch.equal(loaded.phi.adapter, phi.adapter)
     assert torch.equal(loaded.phi.head, phi.head)
     assert loaded.class_names == NAMES
-    assert loaded.window == (3.0, 900.0)
+    assert loaded.reader.window == (3.0, 900.0)
     assert loaded.about == {"client": "mill", "number": 2}
     pixels = some_pixels()
     torch.testing.assert_close(
-        loaded.logits(pixels), PersonalModel(model, phi, NAMES).logits(pixels), rtol=0, atol=0
+        loaded.logits(pixels), personal_model(model, phi, NAMES).logits(pixels), rtol=0, atol=0
     )
     again = PersonalModel.load(tmp_path / "a", loaded.model)
     assert again.model is loaded.model, "the backbone is loaded once"
@@ -98,7 +98,7 @@ def test_loading_gives_back_every_number(config, backbone, tmp_path):
 def test_merged_checkpoint_gives_the_same_logits(backbone, tmp_path):
     for config in ADAPTERS[4], ADAPTERS[6], ADAPTERS[8]:
         model = AdaptedModel(backbone, config, len(NAMES), seed=0)
-        one = PersonalModel(model, some_phi(model), NAMES)
+        one = personal_model(model, some_phi(model), NAMES)
         write_merged(one, tmp_path / "merged")
         theirs = AutoModelForImageClassification.from_pretrained(tmp_path / "merged").eval()
         with torch.no_grad():
@@ -114,7 +114,7 @@ def test_a_timm_file_at_another_size_is_written_for_transformers(qkv_bias, tmp_p
     save_file(timm_tensors(qkv_bias=qkv_bias), tmp_path / "vit.safetensors")
     source = load_backbone(str(tmp_path / "vit.safetensors"), 48, num_heads=4, mean="imagenet")
     model = AdaptedModel(source, AdapterConfig(rank=3), len(NAMES), seed=0)
-    one, pixels = PersonalModel(model, some_phi(model), NAMES), some_pixels(48)
+    one, pixels = personal_model(model, some_phi(model), NAMES), some_pixels(48)
     one.save(tmp_path / "out" / "mill", base="../vit")
     write_backbone(source, tmp_path / "out" / "vit")
     with torch.no_grad():
@@ -125,14 +125,14 @@ def test_a_timm_file_at_another_size_is_written_for_transformers(qkv_bias, tmp_p
     shutil.move(tmp_path / "out", moved)
     (tmp_path / "vit.safetensors").unlink()
     loaded = PersonalModel.load(moved / "mill")
-    assert loaded.model.backbone.mean == source.mean
+    assert loaded.model.encoder.mean == source.mean
     torch.testing.assert_close(loaded.logits(pixels), one.logits(pixels), rtol=1e-6, atol=1e-6)
 
 
 def test_the_processor_makes_the_pixels_that_the_model_was_tuned_on(tmp_path):
     source = load_backbone("demo", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     model = AdaptedModel(source, AdapterConfig(), len(NAMES), seed=0)
-    one = PersonalModel(model, model.initial, NAMES)
+    one = personal_model(model, model.initial, NAMES)
     one.save(tmp_path / "a")
     shades = np.random.default_rng(0).integers(0, 256, (50, 41, 3), dtype=np.uint8)
     Image.fromarray(shades).save(tmp_path / "a.png")
@@ -145,7 +145,7 @@ def test_the_processor_makes_the_pixels_that_the_model_was_tuned_on(tmp_path):
 def test_predictions_are_probabilities_over_several_batches(backbone, tmp_path, monkeypatch):
     monkeypatch.setattr(personal, "PREDICTION_BATCH", 2)
     model = AdaptedModel(backbone, AdapterConfig(), len(NAMES), seed=0)
-    one = PersonalModel(model, some_phi(model), NAMES)
+    one = personal_model(model, some_phi(model), NAMES)
     rng = np.random.default_rng(0)
     images = list(rng.integers(0, 256, (5, 3, 32, 32), dtype=np.uint8))
     shares = one.predict(images)
@@ -182,7 +182,7 @@ def test_names_before_transformers_5_are_known(backbone, tmp_path):
     config = AdapterConfig(targets=("query", "key", "value", "output", "mlp_in", "mlp_out"))
     model = AdaptedModel(backbone, config, len(NAMES), seed=0)
     phi = some_phi(model)
-    save_personal_model(tmp_path / "a", model, phi, NAMES)
+    personal_model(model, phi, NAMES).save(tmp_path / "a")
     old = {
         "attention.q_proj": "attention.attention.query",
         "attention.k_proj": "attention.attention.key",
@@ -204,7 +204,7 @@ def test_names_before_transformers_5_are_known(backbone, tmp_path):
 @pytest.fixture
 def saved(backbone, tmp_path):
     model = AdaptedModel(backbone, AdapterConfig(), len(NAMES), seed=0)
-    save_personal_model(tmp_path / "a", model, some_phi(model), NAMES)
+    personal_model(model, some_phi(model), NAMES).save(tmp_path / "a")
     return tmp_path / "a"
 
 
@@ -283,7 +283,7 @@ def test_reading_tells_layers_and_targets_from_the_weights(saved):
 
 def test_a_photo_is_answered_alike_as_bytes_and_as_floats(backbone):
     model = AdaptedModel(backbone, AdapterConfig(), len(NAMES), seed=0)
-    own = PersonalModel(model, some_phi(model), NAMES)
+    own = personal_model(model, some_phi(model), NAMES)
     photos = np.random.default_rng(0).integers(0, 256, (3, 3, 32, 32), dtype=np.uint8)
     expected = own.predict(list(photos))
     for kind in (np.float32, np.float64):
@@ -304,4 +304,4 @@ def test_a_photo_is_answered_alike_as_bytes_and_as_floats(backbone):
 def test_other_pixels_are_refused_in_a_sentence(pixels, said, backbone):
     model = AdaptedModel(backbone, AdapterConfig(), len(NAMES), seed=0)
     with pytest.raises(InputError, match=said):
-        PersonalModel(model, some_phi(model), NAMES).predict([pixels])
+        personal_model(model, some_phi(model), NAMES).predict([pixels])

@@ -14,8 +14,8 @@ from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import merged_weights
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.task import ExampleTask
+from pfedseq.model.text_encoder import load_text_encoder
 from pfedseq.runs.world import World
-from pfedseq.workloads.text.source import load_text_encoder
 from tests.model.some_models import some_phi
 
 KINDS = [
@@ -130,7 +130,7 @@ def test_a_run_computes_as_its_config_says():
 
 
 def test_where_it_cannot_be_done_it_is_refused():
-    with pytest.raises(InputError, match="'bfloat16' is for images and for adapters without"):
+    with pytest.raises(InputError, match="'bfloat16' is for ViTs and for adapters without"):
         AdaptedModel(
             load_backbone("demo"), AdapterConfig(dropout=0.1), 5, seed=0, precision="bfloat16"
         )

@@ -15,10 +15,10 @@ from pfedseq.config import make_config
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.model.text_encoder import load_text_encoder
 from pfedseq.params import Params
 from pfedseq.runs.run import run
 from pfedseq.runs.world import World
-from pfedseq.workloads.text.source import load_text_encoder
 from tests.every_method import OPTIONS, every_method
 from tests.toys import trained
 
@@ -90,10 +90,6 @@ def test_every_method_runs_on_texts(name, notes, tmp_path):
             methods={name: options.get(name, {})},
         )
     )
-    if name == "pefll":
-        with pytest.raises(InputError, match="texts have none"):
-            run(wanted, tmp_path / "out")
-        return
     summary = run(wanted, tmp_path / "out")
     assert summary.clients == ("anna", "bob", "chen")
     saved = tmp_path / "out" / "adapters" / name / "anna"
@@ -171,7 +167,7 @@ def test_padding_changes_nothing(notes, bert):
     world = World.build(make_config(values(notes, bert)))
     source, model = world.sites[0].source, world.model
     phi = jittered(model.initial)
-    lengths = (source.tokens != source.padding).sum(1)
+    lengths = (source.tokens != source.encoder.padding).sum(1)
     short, long = int(lengths.argmin()), int(lengths.argmax())
     assert lengths[short] < lengths[long]
     alone = model.features(phi.adapter, source.inputs(np.array([short])))
@@ -206,7 +202,11 @@ def test_auxiliary_texts(notes):
 
 @pytest.mark.parametrize(
     ("backbone", "said"),
-    [("demo", "reads images"), ("random:vit-tiny", "reads images"), ("/nowhere", "cannot be read")],
+    [
+        ("demo", "reads images"),
+        ("random:vit-tiny", "reads images"),
+        ("/nowhere", "neither a folder"),
+    ],
 )
 def test_other_backbones_are_refused(backbone, said):
     with pytest.raises(InputError, match=said):
@@ -215,7 +215,7 @@ def test_other_backbones_are_refused(backbone, said):
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
-    with pytest.raises(InputError, match="is a 'vit'"):
+    with pytest.raises(InputError, match="is a 'vit', which reads images"):
         load_text_encoder(str(tmp_path))
 
 

@@ -15,7 +15,7 @@ from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
-from pfedseq.model.encoders.vit.tower import Tower, fingerprint
+from pfedseq.model.encoders.vit.tower import Tower
 from pfedseq.model.task import ExampleSite
 from pfedseq.model.token_store import AT_ONCE, Prefix, spoken
 from pfedseq.params import Params
@@ -23,7 +23,7 @@ from pfedseq.runs.run import run
 from pfedseq.workloads.images.auxiliary import auxiliary_images
 from pfedseq.workloads.images.published import write_backbone
 from pfedseq.workloads.images.source import ImageSource, with_tokens
-from pfedseq.workloads.personal import save_personal_model
+from tests.model.some_models import personal_model
 from tests.model.whole_model import load_with_peft
 
 NUM_IMAGES = 12
@@ -99,7 +99,7 @@ def test_features_are_those_of_peft_on_the_whole_backbone(kind, layers, backbone
     model = AdaptedModel(backbone, config, 5, seed=0)
     phi, pixels = phi_of(model), source.pixels(np.arange(4))
     assert len(phi.adapter) == (1 if layers == (1,) else 2)
-    save_personal_model(tmp_path / "c", model, phi, tuple("abcde"))
+    personal_model(model, phi, tuple("abcde")).save(tmp_path / "c")
     write_backbone(backbone, tmp_path / "base")
     peft_model = load_with_peft(tmp_path / "base", tmp_path / "c", 5).base_model.model
     expected = peft_model.vit(pixels).last_hidden_state[:, 0]
@@ -222,16 +222,16 @@ def test_everything_that_tokens_depend_on_has_a_store_of_its_own(backbone, model
 
 def test_every_weight_of_the_frozen_layers_is_in_the_fingerprint(backbone):
     vit = copy.deepcopy(backbone.model)
-    first = fingerprint(Tower(vit, 0, 2))
-    assert fingerprint(Tower(copy.deepcopy(vit), 0, 2)) == first
+    first = Tower(vit, 0, 2).checksum()
+    assert Tower(copy.deepcopy(vit), 0, 2).checksum() == first
     for name, weight in Tower(vit, 0, 2).named_parameters():
         with torch.no_grad():
             weight.view(-1)[-1] += 1e-3
-        assert fingerprint(Tower(vit, 0, 2)) != first, name
+        assert Tower(vit, 0, 2).checksum() != first, name
         with torch.no_grad():
             weight.copy_(dict(Tower(backbone.model, 0, 2).named_parameters())[name])
     vit.config.layer_norm_eps *= 2
-    assert fingerprint(Tower(vit, 0, 2)) != first
+    assert Tower(vit, 0, 2).checksum() != first
 
 
 def test_two_that_fill_at_the_same_time_end_with_the_same(model, source, tmp_path):
@@ -257,7 +257,7 @@ def test_a_full_disk_is_said_before_it_is_full(model, source, tmp_path, monkeypa
 
 
 def test_a_task_starts_from_the_tokens(model, source, tmp_path):
-    """Gradients, losses, scores, the head phase; thumbnails still come from pixels."""
+    """Gradients, losses, scores, the head phase; sketches still come from pixels."""
     fast, slow = (
         ExampleSite(0, model, s, USED, batch_size=3, seed=0).task(1, "train")
         for s in (kept(source, model, tmp_path), kept(source, model, tmp_path, "none"))
@@ -269,7 +269,7 @@ def test_a_task_starts_from_the_tokens(model, source, tmp_path):
         assert torch.equal(a.head, b.head)
     assert fast.loss(phi, batch) == slow.loss(phi, batch)
     assert fast.score(phi, "test") == slow.score(phi, "test")
-    pixels, labels = fast.thumbnails(batch)
+    pixels, labels = fast.sketches(batch)
     assert torch.equal(pixels, source.pixels(USED.train[[3, 0, 2]]))
     assert torch.equal(labels, source.labels(USED.train[[3, 0, 2]]))
 

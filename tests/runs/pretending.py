@@ -14,6 +14,7 @@ from pfedseq.learners import layerwise
 from pfedseq.methods import METHODS
 from pfedseq.runs import world
 from pfedseq.runs.run import run
+from pfedseq.workloads import workload
 from tests.every_method import OPTIONS
 from tests.pretended_device import DEVICE  # before any backward pass: autograd counts devices once
 
@@ -81,7 +82,7 @@ def main(folder, names):
         sys.exit("the pretended device lets tensors of the processor pass")
     except RuntimeError as problem:
         print(problem)
-    world.pick_devices = lambda wanted: [DEVICE, torch.device("cpu")]
+    world.pick_devices = workload.pick_devices = lambda wanted: [DEVICE, torch.device("cpu")]
     # PyTorch's recomputation in the backward pass aborts on tensors of another make.
     layerwise.checkpoint = lambda network, rows, **_: network(rows)
     for name, variant in chosen.items():

@@ -47,7 +47,7 @@ def play(world, tmp_path):
         folder = RunFolder(tmp_path / name)
         if not folder.config.exists():
             RunFolder.create(folder.path, dump_config(config))
-        here = World(config, world.data, world.model, world.sites)
+        here = World(config, world.data, world.workload, world.sites)
         tell = tell_nobody if told is None else told.append
         run_methods(here, folder, listener, tell)
         return folder

@@ -11,7 +11,8 @@ from pfedseq.engines.roster import Roster
 from pfedseq.engines.states import MemoryStates
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS
-from pfedseq.runs.world import _ENGINES, World, load_model
+from pfedseq.runs.world import _ENGINES, World
+from pfedseq.workloads import find_workload
 
 
 def config_of(method, **auxiliary):
@@ -47,8 +48,8 @@ def test_the_seed_decides_the_start_and_the_classes_its_head():
     def start(seed, classes=3):
         config = config_of("local")
         run = config.run.model_copy(update={"seed": seed})
-        _, model = load_model(config.model_copy(update={"run": run}), classes)
-        return model.initial.tensors()
+        seeded = config.model_copy(update={"run": run})
+        return find_workload(config.data).load(seeded, classes).model.initial.tensors()
 
     first, again, other = start(0), start(0), start(1)
     assert all(torch.equal(first[name], again[name]) for name in first)

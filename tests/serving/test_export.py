@@ -21,7 +21,7 @@ from pfedseq.serving import export as export_module
 from pfedseq.serving.card import model_card
 from pfedseq.serving.client_models import ClientModels, Place
 from pfedseq.serving.export import export_models
-from pfedseq.workloads.personal import PersonalModel
+from tests.model.some_models import personal_model
 from tests.model.whole_model import load_with_peft
 
 
@@ -188,7 +188,7 @@ def published():
     """A model on a backbone that the hub has under this very name."""
     backbone = replace(load_backbone("demo"), name="google/vit-hub", as_published=True)
     model = AdaptedModel(backbone, AdapterConfig(), 15, seed=0)
-    return PersonalModel(model, model.initial, tuple(f'it is "{n}"' for n in range(15)))
+    return personal_model(model, model.initial, tuple(f'it is "{n}"' for n in range(15)))
 
 
 def test_a_backbone_of_the_hub_is_named_and_not_copied(published, finished, tmp_path, monkeypatch):

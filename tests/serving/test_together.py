@@ -15,13 +15,12 @@ from pfedseq.model.backbone import load_backbone
 from pfedseq.serving.batching import Batcher, TooManyWaiting
 from pfedseq.serving.client_models import ClientModels
 from pfedseq.serving.together import ModelsTogether, load_together, mean_model
-from pfedseq.workloads.personal import PersonalModel
-from tests.model.some_models import NAMES, some_phi
+from tests.model.some_models import NAMES, personal_model, some_phi
 
 
 def models(config, number=4):
     model = AdaptedModel(load_backbone("demo"), config, len(NAMES), seed=0)
-    return [PersonalModel(model, some_phi(model, seed), NAMES) for seed in range(number)]
+    return [personal_model(model, some_phi(model, seed), NAMES) for seed in range(number)]
 
 
 def images(number):

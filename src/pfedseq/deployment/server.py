@@ -19,11 +19,9 @@ import psutil
 import torch
 
 from pfedseq.config import Config, dump_config, load_config
-from pfedseq.data.auxiliary import load_auxiliary
 from pfedseq.data.record import DataRecord
 from pfedseq.deployment.clients import FlowerClients, Guest, Roll
 from pfedseq.deployment.messages import Request
-from pfedseq.deployment.site import backbone_checksum
 from pfedseq.deployment.status import StatusFile
 from pfedseq.engines.states import ClientStates
 from pfedseq.errors import InputError
@@ -32,14 +30,12 @@ from pfedseq.files import refusing_company
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryExamples
-from pfedseq.model.backbone import Backbone
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.identity import MadeWith, digest, options_made_with
 from pfedseq.runs.records import RoundRecord, RunSummary
 from pfedseq.runs.run import run_method
-from pfedseq.runs.world import load_model
-from pfedseq.workloads.images.auxiliary import auxiliary_images
-from pfedseq.workloads.images.source import ImageSource
+from pfedseq.workloads import find_workload
+from pfedseq.workloads.workload import Workload
 
 Tell = Callable[[str], None]
 
@@ -54,8 +50,12 @@ class Federation:
     first: Mapping[str, Hello]
     """The sites that were there when the run began."""
     classes: tuple[str, ...]
-    backbone: Backbone
-    model: AdaptedModel
+    workload: Workload
+
+    @property
+    def model(self) -> AdaptedModel:
+        """The adapted model; its backbone is the sites' as well."""
+        return self.workload.model
 
     @property
     def names(self) -> list[str]:
@@ -69,11 +69,8 @@ class Federation:
 
     @cached_property
     def auxiliary(self) -> AuxiliaryExamples:
-        """Unlabelled images at the server, loaded when a method first needs them."""
-        size, seed, backbone = self.config.data.side, self.config.run.seed, self.backbone
-        images = load_auxiliary(self.config.auxiliary, size, seed)
-        source = ImageSource(images, backbone.mean, backbone.std, self.device)
-        return auxiliary_images(self.model, source, size, seed)
+        """Unlabelled examples at the server, loaded when a method first needs them."""
+        return self.workload.auxiliary()
 
     def made_with(self, name: str) -> MadeWith:
         """What a method's numbers depend on, for its checkpoints."""
@@ -100,6 +97,7 @@ class Federation:
             self.auxiliary if method.needs_auxiliary else None,
             conditions.aggregation,
             conditions.trim,
+            sketch_shape=self.workload.sketch_shape,
         )
         return method.server(options, setup), clients
 
@@ -164,15 +162,16 @@ def _serve(
     if data is not None:
         first = {s["name"]: first[s["name"]] for s in data["clients"] if not s.get("joined")}
     classes = agreed_classes(first, config.flower.classes, tell)
-    backbone, model = load_model(config, len(classes))
-    check_equipment(roll.guests.values(), model)
+    workload = find_workload(config.data).load(config, len(classes))
+    checksum = workload.model.encoder.checksum()
+    check_equipment(roll.guests.values(), checksum)
     folder.keep_data(sites_record(config, roll.members, first, classes))
-    federation = Federation(config, run, roll, first, classes, backbone, model)
+    federation = Federation(config, run, roll, first, classes, workload)
     rounds = config.run.rounds
 
     def admit(guest: Guest) -> None:
         check_newcomer(guest, config, classes)
-        check_equipment([guest], model)
+        check_equipment([guest], checksum)
         sites = {**(roll.members or {}), guest.card.name: guest.hello}
         folder.replace_data(sites_record(config, sites, first, classes))
         tell(f"site {guest.card.name} has come")
@@ -218,9 +217,9 @@ def agreed_classes(hellos: Mapping[str, Hello], rule: str, tell: Tell) -> tuple[
     return merged
 
 
-def check_equipment(guests: Iterable[Guest], model: AdaptedModel) -> None:
+def check_equipment(guests: Iterable[Guest], checksum: str) -> None:
     """Refuse sites that would compute something else: another backbone, another pfedseq."""
-    mine, own = backbone_checksum(model), version("pfedseq")
+    own = version("pfedseq")
     for guest in guests:
         card = guest.card
         if card.version != own:
@@ -228,7 +227,7 @@ def check_equipment(guests: Iterable[Guest], model: AdaptedModel) -> None:
                 f"site {card.name} runs pfedseq {card.version} and the server {own}: "
                 "install the same"
             )
-        if card.backbone != mine:
+        if card.backbone != checksum:
             raise InputError(
                 f"site {card.name} has other backbone weights than the server: compare the files "
                 "that model.backbone and the site's node config name"

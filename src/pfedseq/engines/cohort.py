@@ -110,9 +110,9 @@ class CohortTask:
         """The task's own."""
         return self.task.batches(epochs)
 
-    def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def sketches(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The task's own."""
-        return self.task.thumbnails(batch)
+        return self.task.sketches(batch)
 
     def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:
         """∇_φ over the batch, computed with the others'."""

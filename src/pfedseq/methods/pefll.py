@@ -11,8 +11,9 @@ where the original opens it: with one sending of f, the client embeds a batch fo
 round's training and all its data for the evaluation. The scalars that standardise v are taken
 once, as in the original, but over all clients' first batches: one client's v has no deviation
 where d = 1. v is a mean over examples (the original's code divides by 2); absent classes are not
-masked in the test. θ_i starts at θ^0 (see `AdapterGenerator`). A client that was not described
-does not train; one that leaves before `backprop` adds nothing to the gradient of f.
+masked in the test. Texts, which the original has not, are embedded by an MLP over the mean of
+their words' frozen embeddings. θ_i starts at θ^0 (see `AdapterGenerator`). A client that was not
+described does not train; one that leaves before `backprop` adds nothing to the gradient of f.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +23,13 @@ import torch
 from pfedseq.errors import InputError
 from pfedseq.federation import Clients, Method, Reply, Server, Setup, Tensors
 from pfedseq.methods.parts.hypernets import (
-    EmbeddingNetwork,
     GeneratorConfig,
     Standardise,
     build,
     build_generator,
     descriptor_dim,
     embed,
+    embedding_network,
 )
 from pfedseq.methods.parts.own_head import OwnHeadClient
 from pfedseq.optim import clipped_step, pull_back
@@ -49,7 +50,9 @@ class PeFLLServer(Server):
         num_classes, num_clients, dim = setup.num_classes, setup.num_clients, descriptor_dim(setup)
         if num_classes is None:
             raise InputError("pefll embeds labels: its server must be told the number of classes")
-        self.f = build(lambda: EmbeddingNetwork(num_classes, dim), setup, "embedding")
+        self.f = build(
+            lambda: embedding_network(setup.sketch_shape, num_classes, dim), setup, "embedding"
+        )
         self.standardise = build(Standardise, setup, "standardise")
         self.h = build_generator(setup, config.hidden_dim)
         learned = [*self.h.parameters(), *self.f.parameters()]
@@ -132,7 +135,7 @@ class PeFLLClient(OwnHeadClient):
         """v_i = the mean of f(x, y), over a first batch and over all of an epoch's batches."""
         batches = list(self.task.batches(1))
         with torch.no_grad():
-            sums = [embed(down, *self.task.thumbnails(batch)).sum(0) for batch in batches]
+            sums = [embed(down, *self.task.sketches(batch)).sum(0) for batch in batches]
         self.state["described"] = batches[0]
         self.state.update({_KEPT + name: weight for name, weight in down.items()})
         profile = torch.stack(sums).sum(0) / sum(map(len, batches))
@@ -145,7 +148,7 @@ class PeFLLClient(OwnHeadClient):
             for name, kept in self.state.items()
             if name.startswith(_KEPT)
         }
-        descriptor = embed(weights, *self.task.thumbnails(self.state["described"])).mean(0)
+        descriptor = embed(weights, *self.task.sketches(self.state["described"])).mean(0)
         gradients = torch.autograd.grad(descriptor, list(weights.values()), down["gradient"])
         return Reply(dict(zip(weights, gradients, strict=True)))
 
@@ -158,5 +161,4 @@ METHOD = Method(
     title="PeFLL",
     summary="a hypernetwork generates each client's adapter from an embedding of its data",
     grid={"hypernet_lr": (0.0001, 0.0005, 0.001, 0.005, 0.01)},
-    needs_thumbnails=True,
 )

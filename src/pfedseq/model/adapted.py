@@ -15,8 +15,8 @@ from pfedseq.errors import InputError
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, inject, merged_weights
 from pfedseq.model.backbone import Backbone
-from pfedseq.model.encoders.encoder import Encoder, Towers, same_weights
-from pfedseq.model.encoders.vit.stacked import StackedTower
+from pfedseq.model.encoders.encoder import Encoder, Stacked, Towers
+from pfedseq.model.encoders.parts import same_weights
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.params import Params
 from pfedseq.seeding import seeded, torch_generator
@@ -47,6 +47,7 @@ class AdaptedModel:
         self.encoder, self.adapter_config, self.num_classes = encoder, adapter, num_classes
         self.feature_dim = encoder.feature_dim
         self.depth = encoder.num_layers
+        encoder.check(adapter)
         first = adapter.layers_of(self.depth)[0]
         with seeded(seed, "adapter"):
             self.prefix, self._plain, module = encoder.towers(
@@ -65,13 +66,13 @@ class AdaptedModel:
         self._adapted = module
         self._skeletons = threading.local()
         self._products = None if precision == "float32" else torch.bfloat16
-        self.stacked: StackedTower | None = None
+        self.stacked: Stacked | None = None
         """The same for several clients at once, where their adapters can be stacked."""
         if not adapter.dropout:
             self.stacked = encoder.stacked(self._plain, adapter, self.layout, self._products)
         if self._products is not None and self.stacked is None:
             raise InputError(
-                f"model.precision = {precision!r} is for images and for adapters without dropout: "
+                f"model.precision = {precision!r} is for ViTs and for adapters without dropout: "
                 "set it to 'float32'"
             )
 

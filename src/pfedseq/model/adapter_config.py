@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 from pfedseq.base_config import BaseConfig
 from pfedseq.errors import InputError
 
-Target = Literal["query", "key", "value", "output", "mlp_in", "mlp_out"]
+Target = Literal["query", "key", "value", "qkv", "output", "mlp_in", "mlp_gate", "mlp_out"]
+"""`qkv` where one projection makes query, key and value; `mlp_gate` where the MLP has a gate."""
 
 
 class AdapterConfig(BaseConfig):

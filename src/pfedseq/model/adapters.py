@@ -20,7 +20,9 @@ class Places(NamedTuple):
     modules: Mapping[Target, str]
     """Each projection's name within a layer."""
     layers: str
-    """What stands before a layer's number."""
+    """What stands before a layer's number: where the list of layers is in the model."""
+    formerly: Mapping[str, Target] = {}
+    """Names of projections in adapters that were saved by earlier versions of transformers."""
 
 
 MODULES: dict[Target, str] = {
@@ -33,7 +35,18 @@ MODULES: dict[Target, str] = {
 }
 """Where transformers' ViT keeps each projection of a block, and what it calls the blocks."""
 
-VIT = Places(MODULES, "layers")
+VIT = Places(
+    MODULES,
+    "layers",
+    {
+        "attention.attention.query": "query",
+        "attention.attention.key": "key",
+        "attention.attention.value": "value",
+        "attention.output.dense": "output",
+        "intermediate.dense": "mlp_in",
+        "output.dense": "mlp_out",
+    },
+)
 
 LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 _DORA_MAGNITUDE = ".lora_magnitude_vector.default.weight"

@@ -1,8 +1,6 @@
 """Load a frozen Vision Transformer: the packaged demo, a hub id or folder, or a timm file."""
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,26 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import ViTConfig, ViTModel
-from transformers.utils import cached_file, logging
+from transformers import PreTrainedModel, ViTConfig, ViTModel
 
 from pfedseq.errors import InputError
 from pfedseq.files import read_object
-from pfedseq.hub_access import one_sentence_of_retries
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.adapters import VIT, Places
-from pfedseq.model.encoders.encoder import Towers, same_weights
-from pfedseq.model.encoders.vit.class_token import keep_class_token_only
+from pfedseq.model.adapters import Places
+from pfedseq.model.encoders import find_family
+from pfedseq.model.encoders.encoder import Stacked, Towers
+from pfedseq.model.encoders.family import Family
+from pfedseq.model.encoders.loading import (
+    check_finite,
+    find_file,
+    find_optional,
+    load_weights,
+    quiet_transformers,
+    read_config,
+)
+from pfedseq.model.encoders.parts import ImagePart, Part
+from pfedseq.model.encoders.vit.family import FAMILY as VIT_FAMILY
 from pfedseq.model.encoders.vit.naming import REGISTERS
 from pfedseq.model.encoders.vit.registers import add_registers
-from pfedseq.model.encoders.vit.stacked import StackedTower
 from pfedseq.model.encoders.vit.timm_weights import (
     UNREADABLE,
     VitWeights,
     read_timm_file,
     reason,
 )
-from pfedseq.model.encoders.vit.tower import Tower
 from pfedseq.model.geometry import (
     ARCHITECTURES,
     DEMO_FOLDER,
@@ -62,13 +67,18 @@ __all__ = [
     "load_backbone",
 ]
 
+PROCESSOR_FILE = "preprocessor_config.json"
+
 
 @dataclass(frozen=True)
 class Backbone:
-    """A frozen ViT and how its input is normalised: x ↦ (x − mean) / std for x in [0, 1]."""
+    """A frozen image encoder and how its input is normalised: x ↦ (x − mean) / std.
 
-    model: ViTModel
-    """In eval mode, without gradients and pooler; position embeddings fit `image_size`."""
+    x is in [0, 1]. Implements `encoder.Encoder`.
+    """
+
+    model: PreTrainedModel
+    """In eval mode, without gradients; position embeddings fit `image_size`."""
     mean: Channels
     std: Channels
     image_size: int
@@ -80,30 +90,39 @@ class Backbone:
     """As it was given, for a file that cannot tell."""
     as_published: bool = False
     """Whether transformers alone loads these very weights from the hub by `name`."""
+    family: Family = VIT_FAMILY
 
     @property
     def feature_dim(self) -> int:
-        """Length of the class token that a head is put on."""
-        return int(self.model.config.hidden_size)
+        """Length of the feature vector that a head is put on."""
+        return self.family.feature_dim(self.model.config)
 
     @property
     def num_layers(self) -> int:
         """K, the number of transformer blocks."""
-        return int(self.model.config.num_hidden_layers)
+        return self.family.depth(self.model.config)
 
     @property
     def places(self) -> Places:
         """Where adapters go."""
-        return VIT
+        return self.family.places
+
+    @property
+    def has_classifier(self) -> bool:
+        """Whether transformers has a class with a layer `classifier` on the features used here."""
+        return self.family.has_classifier
+
+    def published_name(self, name: str) -> str:
+        """The name that a tower's parameter has in the model that others load."""
+        return self.family.published_name(name)
+
+    def check(self, adapter: AdapterConfig) -> None:
+        """Refuse targets that the blocks do not have."""
+        self.family.check(adapter, self.name)
 
     def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
-        """Cut below layer `first`; the last block runs on the class token alone."""
-        plain = same_weights(self.model)
-        keep_class_token_only(plain)
-        adapted = same_weights(plain)
-        inject(adapted)
-        prefix = Tower(plain, 0, first) if first else None
-        return Towers(prefix, *(Tower(vit, first, self.num_layers) for vit in (plain, adapted)))
+        """Cut below layer `first`."""
+        return self.family.towers(self.model, self.num_layers, first, inject, self._part)
 
     def stacked(
         self,
@@ -111,10 +130,21 @@ class Backbone:
         adapter: AdapterConfig,
         layout: AdapterLayout,
         precision: torch.dtype | None,
-    ) -> StackedTower:
+    ) -> Stacked | None:
         """Several clients' features in one pass."""
-        assert isinstance(plain, Tower)
-        return StackedTower(plain, adapter, layout, self.num_layers, precision)
+        return self.family.stacked(plain, adapter, layout, self.num_layers, precision)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Several clients' images as one batch."""
+        return torch.cat(list(parts))
+
+    def checksum(self) -> str:
+        """Changes when any weight does, or how the blocks compute."""
+        return self.family.checksum(self._part(self.model, self.num_layers, True))
+
+    def _part(self, model: nn.Module, num_layers: int, to_the_top: bool) -> Part:
+        pool = self.family.pool if to_the_top else None
+        return ImagePart(model, num_layers, self.family.options(self.model.config), pool)
 
 
 def load_backbone(
@@ -156,6 +186,11 @@ def load_backbone(
     elif file is not None:
         weights, source = read_timm_file(file, num_heads), _json_beside(file)
     else:
+        config = read_config(name)
+        if "model_type" in config or "architecture" not in config:
+            family = find_family(config.get("model_type"), "image", name)
+            if family is not VIT_FAMILY:
+                return _of_family(family, name, image_size, mean, std)
         weights, source = _from_folder_or_hub(name)
     size = image_size if image_size is not None else int(weights.config.image_size)
     chosen = normalisation(name, mean, std, source, weights.origin, bare=file is not None)
@@ -170,6 +205,32 @@ def load_backbone(
         as_published=_is_hub_id(name)
         and "architecture" not in source  # timm's config
         and size == int(weights.config.image_size),
+    )
+
+
+def _of_family(
+    family: Family,
+    name: str,
+    image_size: int | None,
+    mean: Sequence[float] | str | None,
+    std: Sequence[float] | str | None,
+) -> Backbone:
+    """Any other family, as transformers itself loads it."""
+    model = load_weights(name, family)
+    own = family.image_size(model.config)
+    size = own if image_size is None else image_size
+    if size != own:
+        family.resize(model, size, name)
+    chosen = normalisation(name, mean, std, find_optional(name, PROCESSOR_FILE))
+    return Backbone(
+        model=model,
+        mean=chosen.mean,
+        std=chosen.std,
+        image_size=size,
+        note=chosen.note,
+        name=name,
+        as_published=_is_hub_id(name) and size == own,
+        family=family,
     )
 
 
@@ -194,12 +255,7 @@ def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
         if REGISTERS in state:
             add_registers(model, state[REGISTERS].shape[1])
     model.load_state_dict(state, assign=True)
-    for tensor, values in model.state_dict().items():
-        if not values.isfinite().all():
-            raise InputError(
-                f"backbone {name!r} holds NaN or infinity (in {tensor}): its weights are damaged; "
-                "download or copy them anew"
-            )
+    check_finite(name, model)
     return model.requires_grad_(False).eval()
 
 
@@ -241,14 +297,9 @@ def _random_weights(name: str, seed: int) -> VitWeights:
 
 def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
     """Read a folder or hub repository; also returns what it says about normalisation."""
-    config = read_object(Path(_find(name, "config.json"))) or {}
+    config = read_config(name)
     if "architecture" in config and "model_type" not in config:  # how timm writes its repositories
         return read_timm_file(_timm_weights(name), None), config
-    if config.get("model_type") != "vit":
-        raise InputError(
-            f"backbone {name!r} has model_type {config.get('model_type')!r} in its config.json; "
-            "only 'vit' fits (DeiT without distillation and DINO version 1 are 'vit')"
-        )
     keys = ("image_size", "patch_size", "num_channels")
     geometry = {key: config[key] for key in keys if key in config}
     square = all(isinstance(value, int) for value in geometry.values())
@@ -257,11 +308,7 @@ def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
             f"backbone {name!r} has {geometry} in its config.json; square images and patches "
             "(one number each) and 3 channels are needed"
         )
-    processor = cached_file(
-        name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False
-    )
-    about = read_object(Path(processor)) if processor else None
-    return _transformers_weights(name), about or {}
+    return _transformers_weights(name), find_optional(name, PROCESSOR_FILE)
 
 
 def _timm_weights(name: str) -> Path:
@@ -270,7 +317,7 @@ def _timm_weights(name: str) -> Path:
         files = sorted(Path(name).glob("*.safetensors"))
         if len(files) == 1:
             return files[0]
-    return Path(_find(name, "model.safetensors"))
+    return Path(find_file(name, "model.safetensors"))
 
 
 def _transformers_weights(name: str) -> VitWeights:
@@ -303,39 +350,6 @@ def _is_head(key: str) -> bool:
     return key.removeprefix("vit.").startswith(("pooler.", "classifier."))
 
 
-def _find(name: str, filename: str) -> str:
-    """Path of one file of a local folder or hub repository."""
-    looks_like_hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
-    if not Path(name).is_dir() and not looks_like_hub_id:
-        raise InputError(f"backbone {name!r} is neither a folder that exists nor a hub id")
-    try:
-        with one_sentence_of_retries():
-            path = cached_file(name, filename)
-    except OSError as error:
-        raise InputError(
-            f"backbone {name!r} has no {filename} that can be read (a folder, or a model hub that "
-            f"this machine can reach, is needed): {reason(error)}"
-        ) from error
-    if path is None:
-        raise InputError(f"backbone folder {name!r} has no {filename}")
-    return str(path)
-
-
 def _json_beside(path: Path) -> dict[str, Any]:
     """The config.json that timm's releases put next to the weights, where there is one."""
     return read_object(path.with_name("config.json")) or {}
-
-
-@contextmanager
-def quiet_transformers(progress_bar: bool) -> Iterator[None]:
-    """Keep transformers' own reports and bars away: what does not fit is raised as an error."""
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    if not progress_bar:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()

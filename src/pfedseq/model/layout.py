@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pfedseq.errors import InputError
 
-_BLOCK = re.compile(r"^(?P<before>.*?\blayers?)\.(?P<index>\d+)\.(?P<within>.+)$")
+_BLOCK = re.compile(r"^(?P<before>.+?)\.(?P<index>\d+)\.(?P<within>.+)$")
 
 
 @dataclass(frozen=True)

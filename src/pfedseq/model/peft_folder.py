@@ -23,8 +23,7 @@ from pfedseq.errors import InputError
 from pfedseq.files import read_object, write_atomically
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig, Target
-from pfedseq.model.adapters import MODULES, peft_config
-from pfedseq.model.backbone import Backbone
+from pfedseq.model.adapters import VIT, Places, peft_config
 from pfedseq.params import Params
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -36,21 +35,9 @@ _ADAPTER_NAME = re.compile(r"\.default(?=\.|$)")
 """A model may carry several adapters by name; a saved one has no name."""
 
 _KEY = re.compile(
-    r"(?:vit\.)?(?:encoder\.)?layers?\.(?P<layer>\d+)\.(?P<module>.+?)"
+    r"(?:[a-zA-Z_]\w*\.)+(?P<layer>\d+)\.(?P<module>.+?)"
     r"\.(?P<part>lora_A|lora_B|lora_magnitude_vector|ia3_l)(?:\.weight)?"
 )
-_NAMES_BEFORE_TRANSFORMERS_5 = {
-    "attention.attention.query": "query",
-    "attention.attention.key": "key",
-    "attention.attention.value": "value",
-    "attention.output.dense": "output",
-    "intermediate.dense": "mlp_in",
-    "output.dense": "mlp_out",
-}
-_TARGETS: dict[str, Target] = {
-    **{module: target for target, module in MODULES.items()},
-    **_NAMES_BEFORE_TRANSFORMERS_5,  # type: ignore[dict-item]
-}
 _LEAF = {
     "lora_A": "lora_A.default.weight",
     "lora_B": "lora_B.default.weight",
@@ -62,10 +49,9 @@ _LEAF = {
 
 def write_peft_folder(folder: Path, model: AdaptedModel, phi: Params, base: str) -> None:
     """The adapter and the head under PEFT's names; `base` is the backbone to put them on."""
-    images = isinstance(model.encoder, Backbone)
-    place = _PREFIX + ("vit." if images else "")
+    published = model.encoder.published_name
     weights = {
-        place + _ADAPTER_NAME.sub("", name): tensor
+        _PREFIX + published(_ADAPTER_NAME.sub("", name)): tensor
         for name, tensor in model.layout.unflatten(phi.adapter).items()
     }
     weight, bias = model.split_head(phi.head)
@@ -73,7 +59,7 @@ def write_peft_folder(folder: Path, model: AdaptedModel, phi: Params, base: str)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     config = peft_config(model.adapter_config, model.depth, model.encoder.places)
     config.base_model_name_or_path = base
-    config.modules_to_save = [_HEAD] if images else None
+    config.modules_to_save = [_HEAD] if model.encoder.has_classifier else None
     config.inference_mode = True
     described = {
         key: sorted(value) if isinstance(value, set) else value
@@ -91,19 +77,24 @@ class PeftFolder:
     adapter: AdapterConfig
     """With `layers` as a list: a folder does not tell how many the backbone has."""
     named: dict[str, Tensor]
-    """Adapter weights by the names of `AdapterLayout`."""
+    """Adapter weights by the number of their layer and their name within it."""
     head: tuple[Tensor, Tensor] | None
     """Weight (C, F) and bias (C,), where the folder has a head."""
     base: str
     """What it calls its backbone, '' where it does not."""
 
 
-def read_peft_folder(folder: Path) -> PeftFolder:
-    """Read an adapter for a ViT that this project or anyone else has saved.
+def read_base(folder: Path) -> str:
+    """What a folder calls its backbone; '' where it does not."""
+    return str(_read_config(folder / CONFIG_FILE).get("base_model_name_or_path") or "")
 
-    Which layers and projections carry it is told by the weights themselves; names as they were
-    before transformers 5 are known, too.
+
+def read_peft_folder(folder: Path, places: Places = VIT) -> PeftFolder:
+    """Read an adapter that this project or anyone else has saved, for an encoder with `places`.
+
+    Which layers and projections carry it is told by the weights themselves.
     """
+    modules = {**{module: target for target, module in places.modules.items()}, **places.formerly}
     options = _read_config(folder / CONFIG_FILE)
     weights = _read_weights(folder / WEIGHTS_FILE)
     head_weight, head_bias = (
@@ -114,15 +105,17 @@ def read_peft_folder(folder: Path) -> PeftFolder:
     targets: set[Target] = set()
     for name, tensor in weights.items():
         found = _KEY.fullmatch(_ADAPTER_NAME.sub("", name.removeprefix(_PREFIX)))
-        target = _TARGETS.get(found["module"]) if found else None
+        target = modules.get(found["module"]) if found else None
         if found is None or target is None:
             raise InputError(
-                f"{folder / WEIGHTS_FILE} has a tensor {name!r} that belongs to no adapter of a "
-                "ViT's attention or MLP: LoRA, DoRA and IA3 on these, and a `classifier`, are read"
+                f"{folder / WEIGHTS_FILE} has a tensor {name!r} that belongs to no adapter of the "
+                "backbone's attention or MLP: LoRA, DoRA and IA3 on these, and a `classifier`, are "
+                "read"
             )
         layers.add(int(found["layer"]))
         targets.add(target)
-        named[f"layers.{found['layer']}.{MODULES[target]}.{_LEAF[found['part']]}"] = tensor.float()
+        within = f"{places.modules[target]}.{_LEAF[found['part']]}"
+        named[f"{found['layer']}.{within}"] = tensor.float()
     if not named:
         raise InputError(f"{folder / WEIGHTS_FILE} has no adapter weights in it")
     if (head_weight is None) != (head_bias is None):
@@ -136,10 +129,10 @@ def read_peft_folder(folder: Path) -> PeftFolder:
 
 def params_of(read: PeftFolder, model: AdaptedModel, folder: Path) -> Params:
     """φ out of a PEFT folder; its head is the model's initial one where the folder has none."""
-    expected = set(model.layout.names())
-    if unknown := sorted(set(read.named) - expected):
+    named = {f"{model.layout.prefix}.{name}": tensor for name, tensor in read.named.items()}
+    if unknown := sorted(set(named) - set(model.layout.names())):
         raise InputError(f"{folder} does not fit the backbone: it has an adapter for {unknown[0]}")
-    adapter = model.layout.flatten(read.named)
+    adapter = model.layout.flatten(named)
     head = model.initial.head
     if read.head is not None:
         weight, bias = read.head

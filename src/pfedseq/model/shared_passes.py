@@ -169,5 +169,5 @@ def _pass(model: AdaptedModel, adapters: Tensor, inputs: Sequence[Tensor]) -> Se
     """Each client's features, by one pass for all."""
     assert model.stacked is not None
     counts = [len(own) for own in inputs]
-    features = model.stacked.features(adapters, torch.cat(list(inputs)), counts)
+    features = model.stacked.features(adapters, model.encoder.join(inputs), counts)
     return torch.split(features, counts)

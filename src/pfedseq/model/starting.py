@@ -19,7 +19,7 @@ def starting_params(model: AdaptedModel) -> Params:
     if config.start is None:
         return model.initial
     folder = Path(config.start)
-    read = read_peft_folder(folder)
+    read = read_peft_folder(folder, model.encoder.places)
     if config.start_sha256 not in (None, starting_sha256(config)):
         raise InputError(
             f"the adapter in {folder} is not the one that this run began with: bring back the "

@@ -37,8 +37,8 @@ class Examples(Protocol):
     def labels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """(B,) class indices."""
 
-    def thumbnails(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
-        """(B, 3, 32, 32): small images, where the examples are images."""
+    def sketches(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
+        """(B, …): the examples made small, for PeFLL's description of a client."""
 
 
 Keep = Callable[[Params], None]
@@ -152,10 +152,10 @@ class ExampleTask:
         ]
         return torch.cat(parts or [adapter.new_zeros(0, self.model.feature_dim)])
 
-    def thumbnails(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Small images (B, 3, 32, 32), and labels (B,)."""
+    def sketches(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The examples made small, and labels (B,)."""
         indices = self.data.train[batch.cpu().numpy()]
-        return self.source.thumbnails(indices), self.source.labels(indices)
+        return self.source.sketches(indices), self.source.labels(indices)
 
     def examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a batch, kept for when the same one is asked for again.

@@ -40,7 +40,7 @@ from pfedseq.data.dataset import ClientData
 from pfedseq.data.image_store import Report
 from pfedseq.errors import InputError
 from pfedseq.files import only_one_process, write_atomically
-from pfedseq.model.encoders.vit.tower import Tower, fingerprint
+from pfedseq.model.encoders.parts import Part
 
 FORMAT = 1
 Storage = Literal["float32", "float16", "none"]
@@ -57,9 +57,9 @@ _STAGE = "computing the frozen layers"
 class Prefix:
     """The frozen layers as a function of each image by itself, whatever is computed beside it."""
 
-    tower: Tower
-    pixels: Callable[[Indices], Tensor]
-    """Normalised images by index."""
+    tower: Part
+    read: Callable[[Indices], Tensor]
+    """Examples by index, as the layers take them."""
     device: torch.device
 
     def each(self, indices: Indices) -> Tensor:
@@ -83,7 +83,7 @@ class Prefix:
     def _of(self, some: Indices) -> Tensor:
         """Tokens of a batch, filled up with its first image to the one shape that was tried."""
         filled = np.append(some, np.repeat(some[:1], self.at_once - len(some)))
-        tokens: Tensor = self.tower(self.pixels(filled))[: len(some)]
+        tokens: Tensor = self.tower(self.read(filled))[: len(some)]
         return tokens
 
     @cached_property
@@ -91,15 +91,17 @@ class Prefix:
         """`AT_ONCE` if images get the same bits alone and at every place in a batch, else 1.
 
         Which operations a place in a batch goes through does not depend on what stands there, so
-        trying one image of noise tells for all.
+        trying one image of noise, or one text, tells for all.
         """
 
         @torch.no_grad()
         def tried() -> bool:
-            shape = self.pixels(np.array([0])).shape
-            noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
-            among = self.tower(noise.repeat(AT_ONCE, 1, 1, 1))
-            return torch.equal(among, self.tower(noise).expand_as(among))
+            one = self.read(np.array([0]))
+            if one.is_floating_point():
+                noise = torch.randn(one.shape, generator=torch.Generator().manual_seed(0))
+                one = noise.to(self.device)
+            among = self.tower(one.repeat(AT_ONCE, *[1] * (one.dim() - 1)))
+            return torch.equal(among, self.tower(one).expand_as(among))
 
         with _one_thread_each() as pool:
             return AT_ONCE if pool.submit(tried).result() else 1
@@ -178,9 +180,9 @@ def tokens_for(
         # The kind of device too: a graphics card rounds differently.
         facts = [FORMAT, kept.fingerprint, *kept.facts, prefix.device.type, storage]
         tower = prefix.tower
-        key = hashlib.sha256(json.dumps([*facts, fingerprint(tower)]).encode()).hexdigest()[:16]
+        key = hashlib.sha256(json.dumps([*facts, tower.checksum()]).encode()).hexdigest()[:16]
         root = (store or default_store()).expanduser() / "tokens"
-        folder = root / f"{kept.name}-{len(tower.layers)}-layers-{storage}-{key}"
+        folder = root / f"{kept.name}-{tower.num_layers}-layers-{storage}-{key}"
     parts = [part for client in clients for part in (client.train, client.validation, client.test)]
     wanted = np.unique(np.concatenate(parts))
     return keep_tokens(prefix, wanted, kept.count, storage, folder, report)

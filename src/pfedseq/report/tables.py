@@ -359,7 +359,7 @@ def _examples(rows: Iterable[MethodSummary], place: int) -> str:
 IN_A_COHORT = (
     "All methods' gradients and losses come from one stacked pass. What falls back to one client "
     "after the other: testing and the features of FedRep's head phase where a client has 16 "
-    "examples or more, which fill a pass; PeFLL's embedding of thumbnails; with adapter.dropout, "
+    "examples or more, which fill a pass; PeFLL's embedding of small images; with adapter.dropout, "
     "and for texts, everything."
 )
 

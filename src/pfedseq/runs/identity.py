@@ -47,6 +47,7 @@ _PLAIN_TRAINING = LocalTraining().model_dump(
 _AS_BEFORE = {
     "federation.payload": "float32",
     "model.precision": "float32",
+    "model.pooling": "mean",
     "data.scanner_turn": 40.0,
     "methods.pfedseq.mixing": "auto",
     "methods.pfedseq.row_share": "auto",

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from pfedseq.config import Config, RunConfig, TrainingConfig
-from pfedseq.data.auxiliary import load_auxiliary
-from pfedseq.data.dataset import FederatedData, ImageSet, TextSet
+from pfedseq.data.dataset import FederatedData
 from pfedseq.data.image_store import Report
 from pfedseq.data.loading import load_data, remarks
 from pfedseq.engines.cohort import automatic_cohort
@@ -28,29 +26,13 @@ from pfedseq.federation import Clients, Server, Setup
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryExamples
-from pfedseq.model.backbone import Backbone, check_image_size, load_backbone
-from pfedseq.model.starting import starting_params, starting_sha256
-from pfedseq.model.task import Examples, ExampleSite
-from pfedseq.params import Params
+from pfedseq.model.task import ExampleSite
 from pfedseq.runs.identity import MadeWith, made_with
-from pfedseq.workloads.images.auxiliary import auxiliary_images
-from pfedseq.workloads.images.source import ImageSource, with_tokens
-from pfedseq.workloads.personal import save_personal_model
-from pfedseq.workloads.text.source import (
-    NO_THUMBNAILS,
-    TextSource,
-    load_text_encoder,
-    save_text_model,
-)
+from pfedseq.workloads import find_workload
+from pfedseq.workloads.devices import pick_devices
+from pfedseq.workloads.workload import Copy, Workload
 
 _ENGINES = {"local": LocalClients, "wire": WireClients}
-
-
-class Copy(NamedTuple):
-    """The model and what it reads, once more on another device."""
-
-    model: AdaptedModel
-    source: Examples
 
 
 @dataclass(frozen=True)
@@ -59,7 +41,7 @@ class World:
 
     config: Config
     data: FederatedData
-    model: AdaptedModel
+    workload: Workload
     sites: tuple[ExampleSite, ...]
     notes: tuple[str, ...] = ()
     """What the user should know of the data and the backbone."""
@@ -71,39 +53,24 @@ class World:
         """Load data and backbone; everything is a function of the config and its seed."""
         config = config.sized()
         methods = [find_method(name) for name in config.run.methods]
-        if config.data.name == "text" and any(method.needs_thumbnails for method in methods):
-            raise InputError(NO_THUMBNAILS)
-        if config.data.name != "text":
-            check_image_size(config.model.backbone, config.data.side)
+        kind = find_workload(config.data)
+        kind.check(config)
         data = load_data(config.data, config.run.seed)
-        notes = [*data.examples.notes, *remarks(data)]
-        source: Examples
+        workload = kind.load(config, len(data.examples.class_names))
+        examples = workload.examples(data)
         others = pick_devices(config.engine.device)[1:]
-        if isinstance(data.examples, TextSet):
-            model, source = load_text_model(config, data.examples)
-            copies = [Copy(model.on(there), replace(source, device=there)) for there in others]
-        else:
-            backbone, model = load_model(config, len(data.examples.class_names))
-            source = image_source(config, data, backbone, model)
-            copies = [copied(config, data, source, model, there) for there in others]
-            notes += [backbone.note] if backbone.note else []
-        sites = tuple(
-            ExampleSite(
-                i,
-                model,
-                source,
-                client,
-                config.training.batch_size,
-                config.run.seed,
-                examples_per_round=config.training.examples_per_round,
-                measures=config.run.each_evaluation,
-            )
-            for i, client in enumerate(data.clients)
-        )
-        world = cls(config, data, model, sites, tuple(notes), tuple(copies))
+        copies = tuple(workload.copy(data, examples, there) for there in others)
+        sites = (workload.site(i, client, examples) for i, client in enumerate(data.clients))
+        notes = (*data.examples.notes, *remarks(data), *workload.notes)
+        world = cls(config, data, workload, tuple(sites), notes, copies)
         if any(method.needs_auxiliary for method in methods):
             _ = world.auxiliary  # what is missing is better missed now than after other methods
         return world
+
+    @property
+    def model(self) -> AdaptedModel:
+        """What clients share."""
+        return self.workload.model
 
     @property
     def names(self) -> list[str]:
@@ -128,30 +95,14 @@ class World:
     def written_out(self, config: Config) -> Config:
         """A config of this world with all that it found.
 
-        That is the backbone's normalisation and image size, and the start's checksum.
+        That is how the backbone reads examples, the image size, and the start's checksum.
         """
-        source = self.sites[0].source
-        if not isinstance(source, ImageSource):
-            return config
-        used = config.model.model_copy(update={"mean": source.mean, "std": source.std})
-        start = {"start_sha256": starting_sha256(config.adapter)}
-        adapter = config.adapter.model_copy(update=start)
-        sized = config.with_image_size(self.config.data.image_size)
-        return sized.model_copy(update={"model": used, "adapter": adapter})
+        return self.workload.written_out(config.with_image_size(self.config.data.image_size))
 
     @cached_property
     def auxiliary(self) -> AuxiliaryExamples:
         """Unlabelled examples, loaded when a method first needs them."""
-        section, seed = self.config.auxiliary, self.config.run.seed
-        source, model = self.sites[0].source, self.model
-        if isinstance(source, TextSource):
-            texts = source.auxiliary(section, seed)
-            return AuxiliaryExamples(model, texts.inputs, len(texts.tokens), seed, self._threads)
-        assert isinstance(source, ImageSource)
-        size = self.config.data.side
-        images = load_auxiliary(section, size, seed)
-        source = replace(source, images=images, tokens=None)
-        return auxiliary_images(model, source, size, seed, self._threads)
+        return self.workload.auxiliary(self._threads)
 
     def made_with(self, name: str) -> MadeWith:
         """What a method's numbers depend on, for its checkpoints."""
@@ -184,9 +135,13 @@ class World:
         """
         method, options = find_method(name), self.config.method_config(name)
         engine = self.config.engine
-        sites = [
-            self._site(i, places[i], name) if places else site for i, site in enumerate(self.sites)
-        ]
+        sites = list(self.sites)
+        if places:
+            examples, save = self.data.examples, self.workload.saves
+            sites = [
+                save(site, places[i], examples, client=whose, number=i, method=name)
+                for i, (site, whose) in enumerate(zip(sites, self.names, strict=True))
+            ]
         clients: Clients = _ENGINES[engine.kind](
             method.client,
             options,
@@ -212,137 +167,26 @@ class World:
             conditions.aggregation,
             conditions.trim,
             tuple(first),
+            sketch_shape=self.workload.sketch_shape,
         )
         return method.server(options, setup), clients
 
-    def _site(self, i: int, place: Path, method: str) -> ExampleSite:
-        """Client i's site, which saves its personal model to the folder `place`."""
-        examples, client = self.data.examples, self.data.clients[i]
-        about = {
-            "client": client.name,
-            "number": i,
-            "method": method,
-            "num_train": len(client.train),
-        }
-
-        def keep(phi: Params) -> None:
-            names = examples.class_names
-            if isinstance(examples, TextSet):
-                backbone = self.config.model.backbone
-                save_text_model(place, self.model, phi, backbone, names, **about)
-                return
-            save_personal_model(
-                place,
-                self.model,
-                phi,
-                names,
-                examples.window,
-                **about,
-            )
-
-        return replace(self.sites[i], keep=keep)
-
-
-def load_model(config: Config, num_classes: int) -> tuple[Backbone, AdaptedModel]:
-    """The frozen backbone and what is tuned on it: a function of the config and its seed."""
-    section, size = config.model, config.data.side
-    check_image_size(section.backbone, size)
-    backbone = load_backbone(
-        section.backbone, size, section.mean, section.std, num_heads=section.num_heads
-    )
-    model = AdaptedModel(
-        backbone,
-        config.adapter,
-        num_classes,
-        config.run.seed,
-        section.precision,
-    )
-    model.initial = starting_params(model)
-    return backbone, model.on(pick_devices(config.engine.device)[0])
-
-
-def image_source(
-    config: Config,
-    data: FederatedData,
-    backbone: Backbone,
-    model: AdaptedModel,
-    report: Report | None = None,
-) -> ImageSource:
-    """The images as the adapted layers read them; tokens that are not there yet are computed."""
-    assert isinstance(data.examples, ImageSet)
-    source = ImageSource(data.examples, backbone.mean, backbone.std, model.device)
-    if model.prefix is None:
-        return source
-    section, store = config.model, config.data.store
-    return with_tokens(source, model.prefix, data.clients, section.tokens, store, report)
-
-
-def copied(
-    config: Config,
-    data: FederatedData,
-    source: ImageSource,
-    model: AdaptedModel,
-    device: torch.device,
-) -> Copy:
-    """Model and images on one more device; tokens that are kept are read by all of them."""
-    there = model.on(device)
-    if model.prefix is not None and config.model.tokens == "none":
-        return Copy(there, image_source(config, data, model.backbone, there))
-    return Copy(there, replace(source, device=device))
-
 
 def fill_tokens(config: Config, report: Report) -> int:
-    """Compute ahead what the frozen layers make of the clients' images; gives how many layers."""
+    """Compute ahead what the frozen layers make of the clients' examples; gives how many layers."""
     config = config.sized()
     data = load_data(config.data, config.run.seed)
-    if data.examples.fingerprint is None or not isinstance(data.examples, ImageSet):
+    if data.examples.fingerprint is None:
         raise InputError(f"of {config.data.name} no tokens are kept from run to run")
-    backbone, model = load_model(config, len(data.examples.class_names))
-    if model.prefix is None or config.model.tokens == "none":
+    workload = find_workload(config.data).load(config, len(data.examples.class_names))
+    prefix = workload.model.prefix
+    if prefix is None or config.model.tokens == "none":
         raise InputError(
             "no layer lies below the first adapter, or model.tokens is 'none': there is nothing to "
             "compute ahead; set adapter.layers, such as 'last 4'"
         )
-    image_source(config, data, backbone, model, report)
-    return len(model.prefix.layers)
-
-
-def load_text_model(config: Config, texts: TextSet) -> tuple[AdaptedModel, TextSource]:
-    """The adapted BERT and what it reads."""
-    device = pick_devices(config.engine.device)[0]
-    encoder = load_text_encoder(config.model.backbone)
-    model = AdaptedModel(
-        encoder,
-        config.adapter,
-        len(texts.class_names),
-        config.run.seed,
-        config.model.precision,
-    )
-    return model.on(device), TextSource.of(texts, encoder, config.data.max_tokens, device)
-
-
-def pick_devices(wanted: str | Sequence[str]) -> list[torch.device]:
-    """The devices of those names, all of one kind; all graphics cards for `cuda` and for `auto`."""
-    counts = {
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-        "cpu": 1,
-    }
-    devices = []
-    for name in [wanted] if isinstance(wanted, str) else wanted:
-        if name == "auto":
-            name = next(kind for kind, count in counts.items() if count)
-        kind, _, number = name.partition(":")
-        if (number and not number.isdigit()) or int(number or 0) >= counts.get(kind, 0):
-            raise InputError(f"device {name!r} is not available here; use --device cpu or auto")
-        every = range(counts["cuda"]) if name == "cuda" else []
-        devices += [torch.device("cuda", card) for card in every] or [torch.device(name)]
-    if len({device.type for device in devices}) > 1:
-        raise InputError(
-            f"engine.device names devices of several kinds ({', '.join(map(str, devices))}), which "
-            "round differently and are not equally fast: choose one kind"
-        )
-    return devices
+    workload.examples(data, report)
+    return prefix.num_layers
 
 
 def _world_of(config: Config) -> Config:

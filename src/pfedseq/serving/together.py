@@ -84,4 +84,4 @@ def mean_model(models: Sequence[PersonalModel]) -> PersonalModel:
         weighted_mean(torch.stack([one.phi.adapter for one in models]), weights),
         weighted_mean(torch.stack([one.phi.head for one in models]), weights),
     )
-    return PersonalModel(models[0].model, phi, models[0].class_names, models[0].window)
+    return PersonalModel(models[0].model, phi, models[0].class_names, models[0].reader)

@@ -10,10 +10,12 @@ from pfedseq.methods.parts.hypernets import (
     EmbeddingNetwork,
     LayerWeights,
     Standardise,
+    VectorEmbedding,
     build,
     build_generator,
     descriptor_dim,
     embed,
+    embedding_network,
 )
 from pfedseq.optim import step_along
 from tests.toys import make_setup, random_centers
@@ -148,3 +150,17 @@ def test_a_clipped_step_keeps_its_direction(max_norm, length):
     weight = torch.zeros(2, requires_grad=True)
     step_along(torch.optim.SGD([weight], lr=1.0), weight * 1, torch.tensor([6.0, 8.0]), max_norm)
     torch.testing.assert_close(weight.detach(), length * torch.tensor([0.6, 0.8]))
+
+
+def test_vectors_are_embedded_with_their_one_hot_labels():
+    """The column of a label is what its one-hot vector picks: an MLP over (x, e_y)."""
+    network = embedding_network((6,), 4, 3).double()
+    assert isinstance(network, VectorEmbedding)
+    rng = torch.Generator().manual_seed(0)
+    vectors = torch.randn(5, 6, generator=rng, dtype=torch.float64)
+    labels = torch.tensor([3, 0, 2, 2, 1])
+    whole = torch.cat([vectors, nn.functional.one_hot(labels, 4)], dim=1)
+    plain = nn.Sequential(network.first, nn.ReLU(), network.second, nn.ReLU(), network.last)
+    weights = {name: weight.detach() for name, weight in network.named_parameters()}
+    torch.testing.assert_close(embed(weights, vectors, labels), plain(whole))
+    assert isinstance(embedding_network((3, 32, 32), 4, 3), EmbeddingNetwork)

@@ -165,9 +165,43 @@ class EmbeddingNetwork(nn.Module):
         return embeddings
 
 
-def embed(weights: Tensors, images: Tensor, labels: Tensor) -> Tensor:
+class VectorEmbedding(nn.Module):
+    """f of PeFLL for texts: vectors (B, F) and labels (B,) ↦ embeddings (B, d); an MLP.
+
+    The last layers are the LeNet's. The one-hot label is concatenated: its part of the first
+    product is a column of the weights.
+    """
+
+    def __init__(self, num_features: int, num_classes: int, output_dim: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(num_features + num_classes, 120)
+        self.second = nn.Linear(120, 84)
+        self.last = nn.Linear(84, output_dim)
+
+    def forward(self, vectors: Tensor, labels: Tensor) -> Tensor:
+        """f(x, y) (B, d)."""
+        features = vectors.shape[1]
+        of_vectors, of_labels = self.first.weight[:, :features], self.first.weight[:, features:]
+        x = functional.linear(vectors, of_vectors, self.first.bias) + of_labels.T[labels]
+        embeddings: Tensor = self.last(functional.relu(self.second(functional.relu(x))))
+        return embeddings
+
+
+def embedding_network(
+    shape: tuple[int, ...], num_classes: int, output_dim: int
+) -> EmbeddingNetwork | VectorEmbedding:
+    """f for examples whose sketches have that shape: small images, or vectors."""
+    if len(shape) == 1:
+        return VectorEmbedding(shape[0], num_classes, output_dim)
+    return EmbeddingNetwork(num_classes, output_dim)
+
+
+def embed(weights: Tensors, sketches: Tensor, labels: Tensor) -> Tensor:
     """f(x, y) (B, d) of the network that `weights` are of; their shapes tell C and d."""
+    num_classes = weights["first.weight"].shape[1] - sketches.shape[1]
     with torch.device("meta"):  # a skeleton: no numbers are drawn for it
-        skeleton = EmbeddingNetwork(weights["first.weight"].shape[1] - 3, len(weights["last.bias"]))
-    embeddings: Tensor = functional_call(skeleton, weights, (images, labels))
+        skeleton = embedding_network(
+            tuple(sketches.shape[1:]), num_classes, len(weights["last.bias"])
+        )
+    embeddings: Tensor = functional_call(skeleton, weights, (sketches, labels))
     return embeddings

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import Places
-from pfedseq.model.encoders.vit.stacked import StackedTower
-from pfedseq.model.encoders.vit.tower import Tower
+from pfedseq.model.encoders.parts import Part
 from pfedseq.model.layout import AdapterLayout
-
-Module = TypeVar("Module", bound=nn.Module)
 
 
 class Towers(NamedTuple):
     """A transformer cut below its first adapted layer; the upper part is there twice."""
 
-    prefix: Tower | None
+    prefix: Part | None
     """Inputs ↦ what the first adapted layer is given; None where the upper part takes inputs."""
     plain: nn.Module
     """… ↦ features (B, F), without adapters."""
@@ -47,8 +44,22 @@ class Towers(NamedTuple):
         return towers
 
 
+class Stacked(Protocol):
+    """Several clients' features in one pass."""
+
+    def features(self, adapters: Tensor, inputs: Tensor, counts: Sequence[int]) -> Tensor:
+        """Features (ΣB, F) of inputs (ΣB, …); client i has the next `counts[i]`.
+
+        Gradients flow to the adapters (clients, K, D).
+        """
+
+
 class Encoder(Protocol):
     """A frozen transformer of K layers that makes a feature vector of every example."""
+
+    @property
+    def name(self) -> str:
+        """What it was loaded by: a folder, a hub id, a weights file."""
 
     @property
     def places(self) -> Places:
@@ -65,16 +76,27 @@ class Encoder(Protocol):
     def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
         """Cut below layer `first`; `inject` puts adapters into a module, in place."""
 
+    def checksum(self) -> str:
+        """Changes when any frozen weight does, or how the layers compute."""
+
     def stacked(
         self,
         plain: nn.Module,
         adapter: AdapterConfig,
         layout: AdapterLayout,
         precision: torch.dtype | None,
-    ) -> StackedTower | None:
+    ) -> Stacked | None:
         """Several clients' features in one pass, where it can be done."""
 
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Several clients' inputs as one batch."""
 
-def same_weights(module: Module) -> Module:
-    """A copy of the modules around the very same parameters."""
-    return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})
+    def check(self, adapter: AdapterConfig) -> None:
+        """Refuse an adapter that does not fit the blocks."""
+
+    @property
+    def has_classifier(self) -> bool:
+        """Whether transformers has a class with a layer `classifier` on the features used here."""
+
+    def published_name(self, name: str) -> str:
+        """The name that a tower's parameter has in the model that others load."""

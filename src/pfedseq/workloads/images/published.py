@@ -13,9 +13,11 @@ from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
 
 from pfedseq.errors import InputError
 from pfedseq.model.adapters import merged_weights
-from pfedseq.model.backbone import Backbone, quiet_transformers
+from pfedseq.model.backbone import Backbone
+from pfedseq.model.encoders.loading import quiet_transformers
 from pfedseq.model.encoders.vit.naming import REGISTERS
-from pfedseq.workloads.personal import PersonalModel, write_processor
+from pfedseq.workloads.images.reader import write_processor
+from pfedseq.workloads.personal import PersonalModel
 
 
 def write_backbone(backbone: Backbone, folder: Path) -> None:

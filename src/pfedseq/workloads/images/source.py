@@ -13,12 +13,12 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.data.image_store import Report
-from pfedseq.model.encoders.vit.tower import Tower
+from pfedseq.model.encoders.parts import Part
 from pfedseq.model.token_store import Kept, Prefix, Storage, tokens_for
 from pfedseq.workloads.images.pixels import normalise
 
-THUMBNAIL_SIZE = 32
-"""Pixels per side of what `thumbnails` gives."""
+SKETCH_SIZE = 32
+"""Pixels per side of what `sketches` gives."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class ImageSource:
         """(B,) class indices."""
         return torch.from_numpy(self.images.labels[indices]).to(self.device)
 
-    def thumbnails(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
+    def sketches(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """Images averaged down to (B, 3, 32, 32)."""
-        return adaptive_avg_pool2d(self.pixels(indices), THUMBNAIL_SIZE)
+        return adaptive_avg_pool2d(self.pixels(indices), SKETCH_SIZE)
 
 
 def with_tokens(
     source: ImageSource,
-    tower: Tower,
+    tower: Part,
     clients: Sequence[ClientData],
     storage: Storage,
     store: Path | None,

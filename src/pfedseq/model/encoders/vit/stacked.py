@@ -12,7 +12,6 @@ stays as precise as the inputs, and so do θ and what is added to W for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import LORA_A, LORA_B, MODULES, merged_weights
+from pfedseq.model.encoders.stacked import LoraProducts, rows_of
 from pfedseq.model.encoders.vit.tower import Tower
 from pfedseq.model.layout import AdapterLayout
 
@@ -74,10 +74,10 @@ class StackedTower:
         if name not in self.adapted:
             return self._plain_product(name, tokens)
         weight, bias = self.frozen[f"{name}.weight"], self._rounded.get(f"{name}.bias")
-        rows = _rows(counts, tokens)
+        rows = rows_of(counts, tokens)
         downs, ups = named[name + LORA_A], named[name + LORA_B]
         scale = self.config.alpha / self.config.rank
-        apply: Callable[..., Tensor] = _LoraProducts.apply
+        apply: Callable[..., Tensor] = LoraProducts.apply
         return apply(tokens, weight, bias, downs, ups, scale, rows)
 
     def _merged(
@@ -140,58 +140,3 @@ def _block(
     residual = residual + project(f"{name}.attention.o_proj", together)
     inner = project(f"{name}.mlp.fc1", block.layernorm_after(residual).to(rounded))
     return residual + project(f"{name}.mlp.fc2", block.mlp.activation_fn(inner))
-
-
-def _rows(counts: Sequence[int], tokens: Tensor) -> list[slice]:
-    """Where each client's tokens lie when all are in one matrix."""
-    bounds = accumulate((count * tokens.shape[1] for count in counts), initial=0)
-    return [slice(start, stop) for start, stop in pairwise(bounds)]
-
-
-class _LoraProducts(torch.autograd.Function):
-    """x_i (W + (α/r)·B_i A_i)ᵀ + b for every client i; as `adapters.OneProductLinear` for one."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tokens: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        downs: Tensor,
-        ups: Tensor,
-        scale: float,
-        rows: list[slice],
-    ) -> Tensor:
-        flat = tokens.reshape(-1, tokens.shape[-1])
-        own = torch.baddbmm(weight.expand(len(rows), -1, -1), ups, downs, alpha=scale)
-        own = own.to(flat.dtype)
-        out = flat.new_empty(len(flat), len(weight))
-        for i, part in enumerate(rows):
-            if bias is None:
-                torch.mm(flat[part], own[i].T, out=out[part])
-            else:
-                torch.addmm(bias, flat[part], own[i].T, out=out[part])
-        ctx.save_for_backward(flat, own, downs, ups)
-        ctx.scale, ctx.rows = scale, rows
-        return out.view(*tokens.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The adapters' gradients by their thin products; none for the frozen W and b."""
-        flat, own, downs, ups = ctx.saved_tensors
-        shape, flat_gradient = gradient.shape, gradient.reshape(-1, gradient.shape[-1])
-        to_inputs = torch.empty_like(flat) if ctx.needs_input_grad[0] else None
-        exact, rounded = downs.dtype, flat.dtype
-        downs = downs.to(rounded)
-        ups = ups.mT.contiguous().to(rounded)  # wide: thin products are up to five times faster
-        to_downs, to_ups = torch.empty_like(downs), torch.empty_like(ups)
-        for i, part in enumerate(ctx.rows):
-            x, g = flat[part], flat_gradient[part]
-            if to_inputs is not None:
-                torch.mm(g, own[i], out=to_inputs[part])
-            torch.mm((g @ ups[i].T).T, x, out=to_downs[i])
-            torch.mm((x @ downs[i].T).T, g, out=to_ups[i])
-        if to_inputs is not None:
-            to_inputs = to_inputs.view(*shape[:-1], -1)
-        to_downs, to_ups = (x.to(exact).mul_(ctx.scale) for x in (to_downs, to_ups))
-        return to_inputs, None, None, to_downs, to_ups.mT, None, None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-
 from torch import Tensor, nn
 from transformers import ViTModel
 
+from pfedseq.model.encoders.parts import Part
 
-class Tower(nn.Module):
+
+class Tower(Part):
     """Blocks `start` … `stop` − 1 of a ViT, under the names that they have in it.
 
     From the bottom it takes normalised images (B, 3, S, S), else tokens (B, T, F); to the top it
@@ -21,6 +20,7 @@ class Tower(nn.Module):
         config = vit.config
         self.options = (config.num_attention_heads, config.layer_norm_eps, config.hidden_act)
         self.embeddings = vit.embeddings if start == 0 else None
+        self.num_layers = stop - start
         self.layers = nn.ModuleDict({str(k): vit.layers[k] for k in range(start, stop)})
         self.layernorm = vit.layernorm if stop == len(vit.layers) else None
 
@@ -33,12 +33,3 @@ class Tower(nn.Module):
             return tokens
         features: Tensor = self.layernorm(tokens)
         return features[:, 0]
-
-
-def fingerprint(tower: Tower) -> str:
-    """Changes when any weight of the tower does, or how its blocks compute."""
-    digest = hashlib.sha256(json.dumps(tower.options).encode())
-    for name, tensor in tower.state_dict().items():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()

@@ -1,0 +1,111 @@
+"""Files of a backbone, and a model out of them as transformers reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import cached_file, logging
+
+from pfedseq.errors import InputError
+from pfedseq.files import read_object
+from pfedseq.hub_access import one_sentence_of_retries
+from pfedseq.model.encoders.family import Family
+from pfedseq.model.encoders.vit.timm_weights import UNREADABLE, reason
+from pfedseq.model.geometry import name_some
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """The config.json of a folder or hub repository."""
+    return read_object(Path(find_file(name, "config.json"))) or {}
+
+
+def find_file(name: str, filename: str) -> str:
+    """Path of one file of a local folder or hub repository."""
+    looks_like_hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
+    if not Path(name).is_dir() and not looks_like_hub_id:
+        raise InputError(f"backbone {name!r} is neither a folder that exists nor a hub id")
+    try:
+        with one_sentence_of_retries():
+            path = cached_file(name, filename)
+    except OSError as error:
+        raise InputError(
+            f"backbone {name!r} has no {filename} that can be read (a folder, or a model hub that "
+            f"this machine can reach, is needed): {reason(error)}"
+        ) from error
+    if path is None:
+        raise InputError(f"backbone folder {name!r} has no {filename}")
+    return str(path)
+
+
+def find_optional(name: str, filename: str) -> dict[str, Any]:
+    """A JSON object of a folder or hub repository; {} where there is none."""
+    with one_sentence_of_retries():
+        path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
+    return (read_object(Path(path)) if path else None) or {}
+
+
+def load_weights(name: str, family: Family) -> PreTrainedModel:
+    """The whole model that transformers makes of a folder or hub id, frozen, in float32."""
+    try:
+        with quiet_transformers(progress_bar=not Path(name).is_dir()):
+            model, report = getattr(transformers, family.model_class).from_pretrained(
+                name,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that they are reported by name, and refused here
+                weights_only=True,
+                dtype=torch.float32,
+                **family.load_options,
+            )
+    except UNREADABLE as error:
+        raise InputError(f"backbone {name!r} cannot be read: {reason(error)}") from error
+    refuse_unfit(name, family, report)
+    check_finite(name, model)
+    frozen: PreTrainedModel = model.requires_grad_(False).eval()
+    return frozen
+
+
+def refuse_unfit(name: str, family: Family, report: dict[str, Any]) -> None:
+    """Refuse weights that are missing, of another shape, or of blocks that the config has not."""
+    blocks = family.places.layers.split(".")[-1]
+    missing = sorted(report["missing_keys"])
+    unexpected = sorted(k for k in report["unexpected_keys"] if blocks in k.split("."))
+    misshapen = sorted(f"{key} {tuple(shape)}" for key, shape, _ in report["mismatched_keys"])
+    if missing or unexpected or misshapen:
+        raise InputError(
+            f"backbone {name!r} is not a whole {family.title}: missing {name_some(missing)}; "
+            f"unexpected {name_some(unexpected)}; of another shape than its config says: "
+            f"{name_some(misshapen)}"
+        )
+
+
+def check_finite(name: str, model: nn.Module) -> None:
+    """Refuse weights that hold NaN or infinity."""
+    for tensor, values in model.state_dict().items():
+        if not values.isfinite().all():
+            raise InputError(
+                f"backbone {name!r} holds NaN or infinity (in {tensor}): its weights are damaged; "
+                "download or copy them anew"
+            )
+
+
+@contextmanager
+def quiet_transformers(progress_bar: bool) -> Iterator[None]:
+    """Keep transformers' own reports and bars away: what does not fit is raised as an error."""
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not progress_bar:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()

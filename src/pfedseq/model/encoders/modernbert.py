@@ -1,0 +1,15 @@
+"""ModernBERT: rotary positions, local and global attention, query, key and value in one product."""
+
+from pfedseq.model.adapters import Places
+from pfedseq.model.encoders.family import Family
+
+FAMILY = Family(
+    title="ModernBERT",
+    model_types=("modernbert",),
+    unit="text",
+    places=Places(
+        {"qkv": "attn.Wqkv", "output": "attn.Wo", "mlp_in": "mlp.Wi", "mlp_out": "mlp.Wo"},
+        "layers",
+    ),
+    above=("final_norm",),
+)

@@ -1,0 +1,172 @@
+"""Stretches of an encoder's blocks, each one function of one tensor.
+
+A transformer of any family is cut without touching its code: its list of blocks is replaced by
+some of them, what stands below the cut by a module that passes on what it is given, and what stands
+above by nothing. Weights and adapters keep the names they have in the whole model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from pfedseq.model.encoders.checksum import checksum_of
+
+Module = TypeVar("Module", bound=nn.Module)
+Pooling = Literal["mean", "first", "last", "max"]
+"""How the outputs of a text's tokens become one feature vector."""
+
+
+class Part(nn.Module):
+    """Blocks of an encoder as one function: what it maps to what depends on where it begins."""
+
+    num_layers: int
+    """How many blocks it has."""
+    options: tuple[object, ...]
+    """How its blocks compute, beyond their weights."""
+
+    def checksum(self) -> str:
+        """Changes when any weight does, or how the blocks compute."""
+        return checksum_of(self, self.options)
+
+
+class Stretch(nn.Module):
+    """Blocks `start` … `stop` − 1 of a list, under the numbers that they have in it."""
+
+    def __init__(self, blocks: nn.ModuleList, start: int, stop: int) -> None:
+        super().__init__()
+        for number in range(start, stop):
+            self.add_module(str(number), blocks[number])
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return self.children()
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    @overload
+    def __getitem__(self, index: int) -> nn.Module: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[nn.Module]: ...
+    def __getitem__(self, index: int | slice) -> nn.Module | list[nn.Module]:
+        return list(self.children())[index]
+
+
+class PassOn(nn.Module):
+    """In place of embeddings: gives the tensor of floats among what it is given."""
+
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        """(B, T, F) as it came."""
+        for value in (*given, *named.values()):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return value
+        raise TypeError("a part of an encoder was called without tokens")
+
+
+def cut(
+    model: nn.Module, blocks: str, start: int, stop: int, below: Sequence[str], above: Sequence[str]
+) -> None:
+    """Leave blocks `start` … `stop` − 1 of a transformer, in place.
+
+    `blocks` is where its list of blocks is; `below` are the modules before the first block, `above`
+    those after the last.
+    """
+    every = model.get_submodule(blocks)
+    assert isinstance(every, nn.ModuleList)
+    if start:
+        for name in below:
+            _put(model, name, PassOn())
+    if stop < len(every):
+        for name in above:
+            _put(model, name, nn.Identity())
+    _put(model, blocks, Stretch(every, start, stop))
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)
+
+
+class ImagePart(Part):
+    """A stretch of an image encoder.
+
+    From the bottom it takes normalised images (B, 3, S, S), else tokens (B, T, F); to the top it
+    gives the features that `pool` makes of transformers' outputs, else tokens.
+    """
+
+    def __init__(self, model: nn.Module, num_layers: int, options: tuple[object, ...], pool: Any):
+        super().__init__()
+        self.model, self.num_layers, self.options, self.pool = model, num_layers, options, pool
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """As transformers calls it."""
+        outputs = self.model(pixel_values=inputs)
+        pooled: Tensor = outputs.last_hidden_state if self.pool is None else self.pool(outputs)
+        return pooled
+
+
+class TextPart(Part):
+    """A stretch of a text encoder.
+
+    From the bottom it takes token numbers (B, T), else tokens (B, T, F + 1), whose last entry tells
+    texts (1) from padding (0). To the top it gives features (B, F), else such tokens.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_layers: int,
+        options: tuple[object, ...],
+        padding: int,
+        pooling: Pooling | None,
+    ) -> None:
+        super().__init__()
+        self.model, self.num_layers, self.options = model, num_layers, (*options, pooling)
+        self.padding, self.pooling = padding, pooling
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """As transformers calls it; padding is not looked at."""
+        if inputs.is_floating_point():
+            mask = inputs[..., -1].long()
+            outputs = self.model(inputs_embeds=inputs[..., :-1], attention_mask=mask)
+        else:
+            mask = (inputs != self.padding).long()
+            outputs = self.model(input_ids=inputs, attention_mask=mask)
+        tokens: Tensor = outputs.last_hidden_state
+        if self.pooling is None:
+            return torch.cat([tokens, mask.unsqueeze(2).to(tokens.dtype)], dim=2)
+        return pooled(tokens, mask, self.pooling)
+
+
+def pooled(tokens: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """Features (B, F) of tokens (B, T, F), over those whose mask (B, T) is 1."""
+    if pooling == "mean":
+        shares = mask / mask.sum(1, keepdim=True)  # (B, T)
+        return (tokens * shares.unsqueeze(2)).sum(1)
+    if pooling == "max":
+        return tokens.masked_fill(mask.unsqueeze(2) == 0, -torch.inf).amax(1)
+    if pooling == "last":
+        places = torch.arange(mask.shape[1], device=mask.device)
+        return tokens[torch.arange(len(tokens), device=mask.device), (mask * places).argmax(1)]
+    return tokens[:, 0]
+
+
+def joined(parts: Sequence[Tensor], padding: int) -> Tensor:
+    """Several clients' inputs of a `TextPart` as one batch, padded to the longest text."""
+    longest = max(part.shape[1] for part in parts)
+    whole = []
+    for part in parts:
+        missing = longest - part.shape[1]
+        filled = 0 if part.is_floating_point() else padding
+        sizes = (0, missing) if part.dim() == 2 else (0, 0, 0, missing)
+        whole.append(nn.functional.pad(part, sizes, value=filled) if missing else part)
+    return torch.cat(whole)
+
+
+def same_weights(module: Module) -> Module:
+    """A copy of the modules around the very same parameters."""
+    return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})

@@ -1,0 +1,169 @@
+"""From an image file to a backbone's input, and back to the backbone that a saved model names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedseq.config import Config
+from pfedseq.data.decode import Window, decode
+from pfedseq.errors import InputError
+from pfedseq.files import read_object, write_atomically
+from pfedseq.model.backbone import Backbone, load_backbone
+from pfedseq.model.encoders.encoder import Encoder
+from pfedseq.workloads.images.pixels import normalise
+from pfedseq.workloads.personal import Raw
+
+PROCESSOR_FILE = "preprocessor_config.json"
+Pixels = NDArray[np.uint8] | NDArray[np.floating[Any]]
+LARGEST_SIDE = 4096
+BICUBIC = 3
+"""Pillow's number for it, as preprocessor_config.json wants it."""
+
+
+@dataclass(frozen=True)
+class ImageReader:
+    """Decodes, resizes and normalises images for a backbone; implements `personal.Reader`."""
+
+    unit: ClassVar[str] = "image"
+    encoder: Backbone
+    window: Window | None = None
+    """What becomes black and white in grey images of more than 8 bits."""
+
+    def read(self, raw: Raw) -> NDArray[np.uint8]:
+        """A file, or pixels of any size, as (3, S, S); refuses what is not an image."""
+        return decode(raw, self.encoder.image_size, self.window).pixels
+
+    def inputs(self, examples: Sequence[Pixels], device: torch.device) -> Tensor:
+        """(B, 3, S, S), normalised; of (3, S, S) each, uint8 or floats from 0 (black) to 1."""
+        raw = torch.from_numpy(in_bytes_range(examples, self.encoder.image_size)).to(device)
+        return normalise(raw, self.encoder.mean, self.encoder.std)
+
+    def save(self, folder: Path) -> None:
+        """How images become inputs, as transformers' image processors read it."""
+        write_processor(folder, self.encoder)
+
+    def about(self) -> dict[str, Any]:
+        """The window."""
+        return {"window": self.window}
+
+    def backbone(self, base: str | None) -> dict[str, Any]:
+        """Its name; the number of heads where a weights file cannot tell it."""
+        backbone = self.encoder
+        return {"name": base or backbone.name, "num_heads": None if base else backbone.num_heads}
+
+
+def in_bytes_range(images: Sequence[Pixels], side: int) -> Pixels:
+    """Images (3, S, S) of uint8 or of floats in [0, 1] as one array (B, 3, S, S) from 0 to 255."""
+    try:
+        stacked = np.stack([np.asarray(image) for image in images])
+    except ValueError:
+        raise InputError("the images are not all of one size: give (3, S, S) each") from None
+    if stacked.shape[1:] != (3, side, side):
+        raise InputError(
+            f"images of shape {stacked.shape[1:]} were given where (3, {side}, {side}) is needed: "
+            "`read` makes that of a file or of pixels of any size"
+        )
+    if stacked.dtype == np.uint8:
+        return stacked
+    if stacked.dtype.kind != "f":
+        raise InputError(f"images of {stacked.dtype} were given: give uint8, or floats from 0 to 1")
+    if not (stacked.min() >= 0 and stacked.max() <= 1):  # NaN is refused too
+        raise InputError(
+            f"images of floats from {stacked.min():g} to {stacked.max():g} were given: floats "
+            "must lie between 0 and 1, before any normalisation; 0 … 255 is for uint8"
+        )
+    return stacked.astype(np.float32) * np.float32(255)
+
+
+def write_processor(folder: Path, backbone: Backbone) -> None:
+    """How images become inputs, as transformers' `ViTImageProcessor` reads it."""
+    side = backbone.image_size
+    settings = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"height": side, "width": side},
+        "resample": BICUBIC,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(backbone.mean),
+        "image_std": list(backbone.std),
+    }
+    write_atomically(folder / PROCESSOR_FILE, json.dumps(settings, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class AskedBackbone:
+    """The backbone that a folder names; None is for what the backbone itself says.
+
+    Implements `personal.Asked`.
+    """
+
+    name: str
+    num_heads: int | None
+    image_size: int | None
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    window: Window | None = None
+
+    def fits(self, encoder: Encoder) -> bool:
+        """Whether a loaded backbone is the one that is meant."""
+        return (
+            isinstance(encoder, Backbone)
+            and encoder.name == self.name
+            and encoder.num_heads == self.num_heads
+            and self.image_size in (None, encoder.image_size)
+            and (self.mean is None or tuple(self.mean) == encoder.mean)
+            and (self.std is None or tuple(self.std) == encoder.std)
+        )
+
+    def load(self) -> Backbone:
+        """The backbone itself."""
+        return load_backbone(
+            self.name, self.image_size, self.mean, self.std, num_heads=self.num_heads
+        )
+
+    def completed(self, config: Config) -> AskedBackbone:
+        """For the config's size where the folder names none."""
+        return replace(self, image_size=self.image_size or config.data.image_size)
+
+    def options(self, encoder: Encoder) -> dict[str, dict[str, Any]]:
+        """The backbone, its normalisation and the size of images."""
+        assert isinstance(encoder, Backbone)
+        model = {"backbone": self.name, "mean": encoder.mean, "std": encoder.std}
+        return {
+            "model": {**model, "num_heads": self.num_heads},
+            "data": {"image_size": encoder.image_size},
+        }
+
+    def reader(self, encoder: Encoder) -> ImageReader:
+        """With the window that the folder names."""
+        assert isinstance(encoder, Backbone)
+        return ImageReader(encoder, self.window)
+
+
+def asked_backbone(folder: Path, name: str, about: Mapping[str, Any]) -> AskedBackbone:
+    """The backbone of that name as the files of a folder want it."""
+    processor, named = read_object(folder / PROCESSOR_FILE) or {}, about.get("backbone", {})
+    size, window = processor.get("size", {}), about.get("window")
+    side = size.get("height") if isinstance(size, dict) else size
+    if side is not None and not (isinstance(side, int) and 1 <= side <= LARGEST_SIDE):
+        raise InputError(f"{folder / PROCESSOR_FILE} asks for images of {side} pixels a side")
+    return AskedBackbone(
+        name,
+        named.get("num_heads"),
+        side,
+        processor.get("image_mean"),
+        processor.get("image_std"),
+        None if window is None else tuple(window),
+    )

@@ -1,0 +1,102 @@
+"""Images: a Vision Transformer, pixels or the tokens of its frozen layers, and auxiliary images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from pfedseq.config import Config
+from pfedseq.data.auxiliary import load_auxiliary
+from pfedseq.data.config import DataConfig
+from pfedseq.data.dataset import ExampleSet, FederatedData, ImageSet
+from pfedseq.data.image_store import Report
+from pfedseq.errors import InputError
+from pfedseq.model.auxiliary import AuxiliaryExamples
+from pfedseq.model.backbone import Backbone, check_image_size, load_backbone
+from pfedseq.model.task import Examples
+from pfedseq.workloads.images.auxiliary import auxiliary_images
+from pfedseq.workloads.images.reader import ImageReader
+from pfedseq.workloads.images.source import ImageSource, with_tokens
+from pfedseq.workloads.workload import Copy, Workload
+
+
+@dataclass(frozen=True)
+class ImageWorkload(Workload):
+    """A frozen image encoder and images of any data set."""
+
+    data_names: ClassVar[tuple[str, ...]] = ()
+    own_data: ClassVar[str] = "folder"
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuse a size that the backbone's patches do not divide."""
+        check_image_size(config.model.backbone, config.data.side)
+
+    @classmethod
+    def agreed(cls, data: DataConfig) -> dict[str, Any]:
+        """The size of images."""
+        return {"image_size": data.side}
+
+    @classmethod
+    def load_encoder(cls, config: Config) -> Backbone:
+        """The backbone for images of `data.image_size`."""
+        section = config.model
+        return load_backbone(
+            section.backbone,
+            config.data.side,
+            section.mean,
+            section.std,
+            num_heads=section.num_heads,
+        )
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen encoder."""
+        encoder = self.model.encoder
+        assert isinstance(encoder, Backbone)
+        return encoder
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed about a bare weights file."""
+        return (self.backbone.note,) if self.backbone.note else ()
+
+    def facts(self) -> dict[str, Any]:
+        """The normalisation of inputs."""
+        return {"mean": self.backbone.mean, "std": self.backbone.std}
+
+    def examples(self, data: FederatedData, report: Report | None = None) -> ImageSource:
+        """Pixels, or tokens out of the frozen layers; those that are not there yet are computed."""
+        images = _images(data.examples)
+        source = ImageSource(images, self.backbone.mean, self.backbone.std, self.model.device)
+        if self.model.prefix is None:
+            return source
+        section, store = self.config.model, self.config.data.store
+        return with_tokens(source, self.model.prefix, data.clients, section.tokens, store, report)
+
+    def copy(self, data: FederatedData, examples: Examples, device: torch.device) -> Copy:
+        """Tokens that are kept are read by all devices."""
+        assert isinstance(examples, ImageSource)
+        there = replace(self, model=self.model.on(device))
+        if self.model.prefix is not None and self.config.model.tokens == "none":
+            return Copy(there.model, there.examples(data))
+        return Copy(there.model, replace(examples, device=device))
+
+    def auxiliary(self, threads: int = 1) -> AuxiliaryExamples:
+        """Images that are enlarged to the backbone's size when they are read, if smaller."""
+        size, seed = self.config.data.side, self.config.run.seed
+        images = load_auxiliary(self.config.auxiliary, size, seed)
+        source = ImageSource(images, self.backbone.mean, self.backbone.std, self.model.device)
+        return auxiliary_images(self.model, source, size, seed, threads)
+
+    def reader(self, examples: ExampleSet) -> ImageReader:
+        """Decodes with the window of the training images."""
+        return ImageReader(self.backbone, _images(examples).window)
+
+
+def _images(examples: ExampleSet) -> ImageSet:
+    if not isinstance(examples, ImageSet):
+        raise InputError(f"{examples.name} has {examples.unit}s, and images are expected")
+    return examples

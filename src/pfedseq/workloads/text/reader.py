@@ -1,0 +1,110 @@
+"""From a text to token numbers, and back to the backbone that a saved model names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedseq.config import Config
+from pfedseq.errors import InputError
+from pfedseq.model.encoders.encoder import Encoder
+from pfedseq.model.encoders.parts import Pooling
+from pfedseq.model.text_encoder import TextEncoder, load_text_encoder
+from pfedseq.workloads.personal import Raw
+from pfedseq.workloads.text.source import trimmed
+
+MOST_TOKENS = 1_000_000
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """Cuts texts into token numbers; implements `personal.Reader`."""
+
+    unit: ClassVar[str] = "text"
+    encoder: TextEncoder
+    max_tokens: int
+
+    def read(self, raw: Raw) -> NDArray[np.int64]:
+        """A text, or a file's bytes in UTF-8, as token numbers (T,)."""
+        name, content = raw
+        if isinstance(content, bytes):
+            try:
+                content = content.decode("utf-8")
+            except UnicodeDecodeError as problem:
+                raise InputError(f"{name} is not readable as UTF-8 text: {problem}") from None
+        if not isinstance(content, str) or not content.strip():
+            raise InputError(f"{name} has no text in it")
+        numbers: NDArray[np.int64] = self.encoder.tokenise([content.strip()], self.max_tokens)[0]
+        return numbers
+
+    def inputs(self, examples: Sequence[NDArray[np.int64]], device: torch.device) -> Tensor:
+        """(B, T): no longer than the longest text."""
+        return torch.from_numpy(trimmed(np.stack(examples), self.encoder.padding)).to(device)
+
+    def save(self, folder: Path) -> None:
+        """Nothing: the tokenizer lies with the backbone."""
+
+    def about(self) -> dict[str, Any]:
+        """That it reads texts, how much of each, and how its tokens become a feature."""
+        pooling = self.encoder.pooling
+        return {"unit": self.unit, "max_tokens": self.max_tokens, "pooling": pooling}
+
+    def backbone(self, base: str | None) -> dict[str, Any]:
+        """Its name."""
+        return {"name": base or self.encoder.name}
+
+
+@dataclass(frozen=True)
+class AskedTextEncoder:
+    """The text encoder that a folder names; implements `personal.Asked`."""
+
+    name: str
+    max_tokens: int
+    pooling: Pooling | None
+
+    def fits(self, encoder: Encoder) -> bool:
+        """Whether a loaded encoder is the one that is meant."""
+        return (
+            isinstance(encoder, TextEncoder)
+            and encoder.name == self.name
+            and self.pooling in (None, encoder.pooling)
+        )
+
+    def load(self) -> TextEncoder:
+        """The encoder itself."""
+        return load_text_encoder(self.name, self.pooling)
+
+    def completed(self, config: Config) -> AskedTextEncoder:
+        """As it is: a folder says all of it."""
+        return self
+
+    def options(self, encoder: Encoder) -> dict[str, dict[str, Any]]:
+        """The backbone and how much of a text it reads."""
+        assert isinstance(encoder, TextEncoder)
+        return {
+            "model": {"backbone": self.name, "pooling": encoder.pooling},
+            "data": {"max_tokens": self.max_tokens},
+        }
+
+    def reader(self, encoder: Encoder) -> TextReader:
+        """As many tokens as in training."""
+        assert isinstance(encoder, TextEncoder)
+        return TextReader(encoder, self.max_tokens)
+
+
+def asked_backbone(folder: Path, name: str, about: Mapping[str, Any]) -> AskedTextEncoder:
+    """The encoder of that name as the files of a folder want it."""
+    length = about["max_tokens"]
+    if not isinstance(length, int) or not 1 <= length <= MOST_TOKENS:
+        raise InputError(f"{folder} asks for texts of {length!r} tokens")
+    pooling = about.get("pooling")
+    if pooling is not None and pooling not in get_args(Pooling):
+        raise InputError(f"{folder} asks for the unknown pooling {pooling!r}")
+    return AskedTextEncoder(name, length, pooling)

@@ -1,0 +1,96 @@
+"""Texts: a text encoder, token numbers, and auxiliary texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedseq.config import Config
+from pfedseq.data.config import DataConfig
+from pfedseq.data.dataset import ExampleSet, FederatedData, TextSet
+from pfedseq.data.image_store import Report
+from pfedseq.errors import InputError
+from pfedseq.model.auxiliary import AuxiliaryExamples
+from pfedseq.model.task import Examples
+from pfedseq.model.text_encoder import TextEncoder, check_reads_texts, load_text_encoder
+from pfedseq.workloads.text.reader import TextReader
+from pfedseq.workloads.text.source import TextSource, auxiliary_tokens, with_tokens
+from pfedseq.workloads.workload import Copy, Workload
+
+
+@dataclass(frozen=True)
+class TextWorkload(Workload):
+    """A frozen text encoder and labelled texts."""
+
+    data_names: ClassVar[tuple[str, ...]] = ("text",)
+    own_data: ClassVar[str] = "text"
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuse a backbone that is known to read images."""
+        check_reads_texts(config.model.backbone)
+
+    @classmethod
+    def agreed(cls, data: DataConfig) -> dict[str, Any]:
+        """How much of a text is read."""
+        return {"max_tokens": data.max_tokens}
+
+    @classmethod
+    def load_encoder(cls, config: Config) -> TextEncoder:
+        """The encoder with its tokenizer."""
+        return load_text_encoder(config.model.backbone, config.model.pooling)
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """The frozen encoder."""
+        encoder = self.model.encoder
+        assert isinstance(encoder, TextEncoder)
+        return encoder
+
+    @property
+    def sketch_shape(self) -> tuple[int, ...]:
+        """As long as a word's embedding."""
+        return (self.encoder.embedding_dim,)
+
+    def facts(self) -> dict[str, Any]:
+        """How tokens become a feature."""
+        return {"pooling": self.encoder.pooling}
+
+    def examples(self, data: FederatedData, report: Report | None = None) -> TextSource:
+        """Token numbers, or what the frozen layers make of them, computed where it is kept."""
+        texts, length = data.examples, self.config.data.max_tokens
+        if not isinstance(texts, TextSet):
+            raise InputError(f"{texts.name} has {texts.unit}s, and texts are expected")
+        source = TextSource.of(texts, self.encoder, length, self.model.device)
+        if self.model.prefix is None:
+            return source
+        section, store = self.config.model, self.config.data.store
+        return with_tokens(source, self.model.prefix, data.clients, section.tokens, store, report)
+
+    def copy(self, data: FederatedData, examples: Examples, device: torch.device) -> Copy:
+        """What is kept is read by all devices."""
+        assert isinstance(examples, TextSource)
+        there = replace(self, model=self.model.on(device))
+        if self.model.prefix is not None and self.config.model.tokens == "none":
+            return Copy(there.model, there.examples(data))
+        return Copy(there.model, replace(examples, device=device))
+
+    def auxiliary(self, threads: int = 1) -> AuxiliaryExamples:
+        """A data set's texts, or tokens drawn at random."""
+        seed, length = self.config.run.seed, self.config.data.max_tokens
+        tokens = auxiliary_tokens(self.encoder, self.config.auxiliary, length, seed)
+        source = TextSource(None, tokens, self.encoder, self.model.device)
+
+        def read(indices: NDArray[np.int64]) -> Tensor:
+            return self.model.inputs(source.inputs(indices))
+
+        return AuxiliaryExamples(self.model, read, len(tokens), seed, threads)
+
+    def reader(self, examples: ExampleSet) -> TextReader:
+        """Cuts texts as in training."""
+        return TextReader(self.encoder, self.config.data.max_tokens)
