@@ -76,7 +76,7 @@ class Swapped(ModelsTogether):
 
     def __init__(self, models: Sequence[PersonalModel], folder: Path) -> None:
         super().__init__(models)
-        write_backbone(models[0].model.backbone, folder / "backbone")
+        write_backbone(models[0].reader.encoder, folder / "backbone")
         for number, one in enumerate(models):
             one.save(folder / str(number))
         base = ViTForImageClassification.from_pretrained(

@@ -13,15 +13,16 @@ from pfedseq.methods import METHODS
 from pfedseq.model.backbone import load_backbone
 from pfedseq.runs.folder import RunFolder
 from pfedseq.serving.client_models import ClientModels
-from pfedseq.serving.evaluation import LabelledImages, OwnTestImages, evaluate_on_folder
-from pfedseq.serving.prediction import find_images, most_likely, predict_files
+from pfedseq.serving.evaluation import OwnTestData, evaluate_on
+from pfedseq.serving.prediction import most_likely, predict_files
+from pfedseq.workloads.images.kind import LabelledImages, find_images
 from pfedseq.workloads.images.published import write_backbone
 from tests.model.whole_model import load_with_peft
 
 
 @pytest.fixture(scope="module")
 def own_test_images(finished):
-    return OwnTestImages(finished)
+    return OwnTestData(finished)
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +149,10 @@ def test_evaluate_counts_what_is_taken_for_what(finished, photos, tmp_path):
     shades = np.random.default_rng(0).integers(0, 256, (9, 20, 20), dtype=np.uint8)
     for number, pixels in enumerate(shades):
         Image.fromarray(pixels).save(folder / f"{number}.png")
-    result = evaluate_on_folder(model, LabelledImages(tmp_path / "data"))
+    result = evaluate_on(model, LabelledImages(tmp_path / "data"))
     found = [one.classes[0] for one in predict_files(model, sorted(folder.iterdir()))]
     whole = model.class_names.index("whole")
-    assert result.num_images == 9
+    assert result.num_examples == 9
     assert result.measures["accuracy"] == found.count("whole") / 9
     assert result.confusion[whole].tolist() == [found.count(n) for n in model.class_names]
     assert result.confusion[1 - whole].sum() == 0

@@ -21,7 +21,7 @@ MOST_CLASSES = 30
 
 
 def print_predictions(predictions: Sequence[Prediction]) -> None:
-    """A line for each image: the likeliest classes with their shares."""
+    """A line for each example: the likeliest classes with their shares."""
     for one in predictions:
         named = ", ".join(
             f"[bold]{escape(name)}[/bold] ({100 * share:.0f} %)"
@@ -29,7 +29,7 @@ def print_predictions(predictions: Sequence[Prediction]) -> None:
             else f"{escape(name)} ({100 * share:.0f} %)"
             for place, (name, share) in enumerate(zip(one.classes, one.probabilities, strict=True))
         )
-        console.print(f"{escape(one.image)}: {named}", soft_wrap=True, highlight=False)
+        console.print(f"{escape(one.example)}: {named}", soft_wrap=True, highlight=False)
 
 
 def print_evaluations(found: Mapping[str, Evaluation]) -> None:
@@ -45,8 +45,9 @@ def print_evaluations(found: Mapping[str, Evaluation]) -> None:
             measure.format(one.measures[measure.name]) if measure.name in one.measures else "–"
             for measure in measures
         )
-        table.add_row(escape(name), f"{one.num_images:,}", *cells)
-    console.print("[italic]Measures on n images[/italic]", table, sep="\n")
+        table.add_row(escape(name), f"{one.num_examples:,}", *cells)
+    units = " and ".join(sorted({f"{one.unit}s" for one in found.values()}))
+    console.print(f"[italic]Measures on n {units}[/italic]", table, sep="\n")
     if len(found) == 1:
         _print_classes(next(iter(found.values())))
 
@@ -58,7 +59,7 @@ def _defined(found: Mapping[str, Evaluation], name: str) -> bool:
 def _print_classes(one: Evaluation) -> None:
     table = Table(box=SIMPLE, padding=0, collapse_padding=True)
     table.add_column("class", overflow="fold")
-    table.add_column("images", justify="right", no_wrap=True)
+    table.add_column(f"{one.unit}s", justify="right", no_wrap=True)
     table.add_column("recall", justify="right", no_wrap=True)
     table.add_column("mistaken most often for", overflow="fold")
     counts = one.confusion.sum(1)

@@ -27,8 +27,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 def predict(
     run: Models,
-    images: Annotated[
-        list[str], typer.Argument(metavar="IMAGE...", help="Files, folders or patterns.")
+    examples: Annotated[
+        list[str],
+        typer.Argument(metavar="EXAMPLE...", help="Files, folders or patterns; texts in quotes."),
     ],
     client: Client = None,
     method: MethodName = None,
@@ -36,7 +37,7 @@ def predict(
     as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
-    """Name the classes of images with a client's personal model.
+    """Name the classes of images, or of texts, with a client's personal model.
 
     Examples:
 
@@ -45,26 +46,33 @@ def predict(
     - `pfedseq predict runs/tiles --client mill 'new/**/*.jpg' --top 3 --json`
 
     - `pfedseq predict exported/mill photo.jpg`
+
+    - `pfedseq predict runs/notes --client anna "More salt in the soup." letters/*.txt`
     """
     from pfedseq.cli.model_tables import print_predictions
     from pfedseq.report.progress import StepDisplay
     from pfedseq.serving.client_models import ClientModels
-    from pfedseq.serving.prediction import Prediction, find_images, predict_files
+    from pfedseq.serving.prediction import Prediction, predict_found
+    from pfedseq.workloads import find_kind
 
     load_plugins(plugin)
     models = ClientModels.open(run, method)
     index = models.find(client)
-    files = find_images(images)
+    model = models.load(index)
+    unit = model.reader.unit
+    named = find_kind(unit).find(examples)
     found, problems = [], []
     with StepDisplay() as display:
-        for outcome in predict_files(models.load(index), files, top, display.report):
+        for outcome in predict_found(model, named, top, display.report):
             if isinstance(outcome, Prediction):
                 found.append(outcome)
             else:
                 problems.append(outcome)
     if as_json:
         whose = {"client": models.names[index], "method": models.method}
-        print(json.dumps([whose | one.to_json() for one in found], indent=2, ensure_ascii=False))
+        print(
+            json.dumps([whose | one.to_json(unit) for one in found], indent=2, ensure_ascii=False)
+        )
     elif found:
         print_predictions(found)
     for problem in problems:
@@ -77,7 +85,7 @@ def evaluate(
     run: Models,
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder or archive of images, a folder for each class."),
+        typer.Option(help="Images in a folder for each class; or texts, also as a CSV file."),
     ] = None,
     client: Annotated[
         list[str] | None,
@@ -87,31 +95,35 @@ def evaluate(
     as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
-    """Measure how good clients' models are: on labelled images, or on their own test images.
+    """Measure how good clients' models are: on labelled examples, or on their own test data.
 
     Examples:
 
     - `pfedseq evaluate runs/tiles --client mill --data photos/quarry`
 
-    - `pfedseq evaluate runs/tiles` (all clients, each on the test images of the run)
+    - `pfedseq evaluate runs/tiles` (all clients, each on its test data in the run)
     """
     from pfedseq.cli.model_tables import print_evaluations
     from pfedseq.report.progress import StepDisplay
     from pfedseq.serving.client_models import ClientModels
-    from pfedseq.serving.evaluation import LabelledImages, OwnTestImages, evaluate_on_folder
+    from pfedseq.serving.evaluation import OwnTestData, evaluate_on
+    from pfedseq.workloads import find_kind
 
     load_plugins(plugin)
     models = ClientModels.open(run, method)
     chosen = [models.find(name) for name in client] if client else range(len(models.places))
     with StepDisplay() as display:
-        images = OwnTestImages(run) if data is None else LabelledImages(data)
+        own = OwnTestData(run) if data is None else None
+        labelled = None
         found = {}
         for index in chosen:
             name, model = models.names[index], models.load(index)
-            if isinstance(images, OwnTestImages):
-                found[name] = images.evaluate(model, name, display.report)
+            if own is not None:
+                found[name] = own.evaluate(model, name, display.report)
             else:
-                found[name] = evaluate_on_folder(model, images, display.report)
+                assert data is not None
+                labelled = labelled or find_kind(model.reader.unit).labelled(data)
+                found[name] = evaluate_on(model, labelled, display.report)
     if as_json:
         described = {name: result.to_json() for name, result in found.items()}
         print(json.dumps(described, indent=2, ensure_ascii=False))
@@ -173,7 +185,7 @@ def export(
 
 
 def import_(
-    adapter: Annotated[Path, typer.Argument(help="A PEFT folder: LoRA, DoRA or IA3 on a ViT.")],
+    adapter: Annotated[Path, typer.Argument(help="A PEFT folder: LoRA, DoRA or IA3.")],
     config: ConfigName,
     to: Annotated[Path, typer.Option(help="The TOML file to write.")],
     head: Annotated[

@@ -29,9 +29,9 @@ def serve(
         Path | None,
         typer.Option(help=f"File with the bearer token to ask for; or set {TOKEN_VARIABLE}."),
     ] = None,
-    max_megabytes: Annotated[float, typer.Option(min=0.001, help="Largest image.")] = 10,
+    max_megabytes: Annotated[float, typer.Option(min=0.001, help="Largest request.")] = 10,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a request.")] = 30,
-    max_batch: Annotated[int, typer.Option(min=1, help="Images in a pass, at most.")] = 64,
+    max_batch: Annotated[int, typer.Option(min=1, help="Examples in a pass, at most.")] = 64,
     plugin: Plugins = None,
 ) -> None:
     """Answer over HTTP with every client's personal model, all on one backbone.
@@ -44,6 +44,8 @@ def serve(
     - `pfedseq serve runs/tiles`
 
     - `curl --data-binary @photo.jpg 'localhost:8000/predict?client=mill'`
+
+    - `curl -H 'Content-Type: text/plain' -d 'More salt.' 'localhost:8000/predict?client=anna'`
     """
     if not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn")):
         raise InputError("serving needs more packages: pip install 'pfedseq[serve]'")

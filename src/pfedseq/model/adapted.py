@@ -14,7 +14,6 @@ from torch.func import functional_call
 from pfedseq.errors import InputError
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, inject, merged_weights
-from pfedseq.model.backbone import Backbone
 from pfedseq.model.encoders.encoder import Encoder, Stacked, Towers
 from pfedseq.model.encoders.parts import same_weights
 from pfedseq.model.layout import AdapterLayout
@@ -91,13 +90,6 @@ class AdaptedModel:
                 there._plain, self.adapter_config, self.layout, self._products
             )
         return there
-
-    @property
-    def backbone(self) -> Backbone:
-        """The ViT, for those who work on images."""
-        if not isinstance(self.encoder, Backbone):
-            raise InputError("this model reads texts, and images were expected")
-        return self.encoder
 
     @property
     def device(self) -> torch.device:

@@ -14,12 +14,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-Answer = Callable[[Sequence[int], Sequence[NDArray[np.uint8]]], Tensor]
-"""(the model of each row, the images) ↦ probabilities (B, C)."""
+Probabilities = Callable[[Sequence[int], Sequence[NDArray[Any]]], Tensor]
+"""(the model of each row, the examples) ↦ probabilities (B, C)."""
 
 
 class TooManyWaiting(Exception):
@@ -29,14 +28,14 @@ class TooManyWaiting(Exception):
 @dataclass(frozen=True)
 class _Request:
     rows: tuple[int, ...]
-    image: NDArray[np.uint8]
+    example: NDArray[Any]
     answer: Future[Tensor] = field(default_factory=Future)
 
 
 class Batcher:
     """Brings requests of many threads together; `close` ends its thread."""
 
-    def __init__(self, answer: Answer, most: int, waiting: int) -> None:
+    def __init__(self, answer: Probabilities, most: int, waiting: int) -> None:
         self._answer, self._most = answer, most
         self._queue: queue.Queue[_Request | None] = queue.Queue(waiting)
         self.passes = self.answered = 0
@@ -49,9 +48,9 @@ class Batcher:
         """Requests in the queue, about."""
         return self._queue.qsize()
 
-    def ask(self, rows: Sequence[int], image: NDArray[np.uint8]) -> Future[Tensor]:
-        """The image under each of the models `rows`: a future of (len(rows), C)."""
-        request = _Request(tuple(rows), image)
+    def ask(self, rows: Sequence[int], example: NDArray[Any]) -> Future[Tensor]:
+        """The example under each of the models `rows`: a future of (len(rows), C)."""
+        request = _Request(tuple(rows), example)
         try:
             self._queue.put_nowait(request)
         except queue.Full:
@@ -88,9 +87,9 @@ class Batcher:
 
     def _answer_all(self, batch: Sequence[_Request]) -> None:
         rows = [row for one in batch for row in one.rows]
-        images: list[Any] = [one.image for one in batch for _ in one.rows]
+        examples: list[Any] = [one.example for one in batch for _ in one.rows]
         try:
-            shares = self._answer(rows, images)
+            shares = self._answer(rows, examples)
         except BaseException as problem:  # it is everyone's, and must not end the thread
             for one in batch:
                 one.answer.set_exception(problem)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pfedseq.config import read_config
 from pfedseq.measures import find_measure
@@ -14,6 +13,8 @@ from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import evaluated
 from pfedseq.runs.scores import Scores
 from pfedseq.words import count, some
+from pfedseq.workloads import find_kind
+from pfedseq.workloads.kinds import ExportCard, Kind
 from pfedseq.workloads.personal import PersonalModel
 
 CITATION = """\
@@ -29,33 +30,18 @@ CITATION = """\
 MOST_NAMES = 12
 """Classes that a card names one by one."""
 
-_USE = """\
-from pathlib import Path
-
-from peft import PeftModel
-from PIL import Image
-from transformers import AutoImageProcessor, ViTForImageClassification
-
-folder = Path({folder})
-backbone = {backbone}
-class_names = {class_names}
-
-classifier = ViTForImageClassification.from_pretrained(backbone, num_labels=len(class_names))
-model = PeftModel.from_pretrained(classifier, folder).eval()
-processor = AutoImageProcessor.from_pretrained(folder)
-image = Image.open("photo.png").convert("RGB")
-logits = model(**processor(image, return_tensors="pt")).logits
-print(class_names[int(logits.argmax())])"""
-
 
 def model_card(personal: PersonalModel, base: str, facts: Mapping[str, str], folder: str) -> str:
     """Markdown with the front matter that model hubs read; `facts` are rows of its table."""
     client, adapter = str(personal.about.get("client", folder)), personal.model.adapter_config
-    published = personal.model.backbone.as_published and not base.startswith("..")
-    front = ["---", "library_name: peft", "pipeline_tag: image-classification"]
+    kind = find_kind(personal.reader.unit)
+    published = kind.is_published(personal.model.encoder) and not base.startswith("..")
+    card, imports = _kind_card(kind, personal, base, folder, published)
+    front = ["---", "library_name: peft", f"pipeline_tag: {card.task}"]
     if published:
         front.append(f"base_model: {json.dumps(base)}")
-    front += ["tags:", f"- {adapter.kind}", "- vit", "- personalized-federated-learning", "---"]
+    tags = (adapter.kind, *card.tags, "personalized-federated-learning")
+    front += ["tags:", *(f"- {tag}" for tag in tags), "---"]
     where = (
         f"The backbone is `{base}` of the hub."
         if published
@@ -65,14 +51,14 @@ def model_card(personal: PersonalModel, base: str, facts: Mapping[str, str], fol
     parts = [
         "\n".join(front),
         f"# The personal model of {_cell(client)}",
-        "An adapter and a head for a frozen Vision Transformer, tuned by personalised federated "
-        "learning: this model is one client's own.",
+        f"An adapter and a head for {card.what}, tuned by personalised federated learning: this "
+        "model is one client's own.",
         "\n".join(["| | |", "|---|---|", *(f"| {k} | {_cell(v)} |" for k, v in facts.items())]),
         f"{count(len(personal.class_names), 'class')}: {named}.",
         "## Use",
         f"{where} Transformers and PEFT are all that is needed:",
-        f"```python\n{_code(personal, base, folder, published)}\n```",
-        f"Or `pfedseq predict {folder} photo.png`.",
+        f"```python\n{imports}{card.code}\n```",
+        f"Or `pfedseq predict {folder} {card.example}`.",
         "## Citation",
         f"```bibtex\n{CITATION}\n```",
     ]
@@ -91,9 +77,9 @@ def run_facts(run: RunFolder, personal: PersonalModel) -> dict[str, str]:
     facts = {
         "method": f"{known.title}: {known.summary}" if known else name,
         "adapter": f"{tuned}; backbone layers {', '.join(map(str, personal.model.layout.layers))}",
-        "backbone": Path(personal.model.backbone.name).name
-        if Path(personal.model.backbone.name).is_absolute()
-        else personal.model.backbone.name,
+        "backbone": Path(personal.model.encoder.name).name
+        if Path(personal.model.encoder.name).is_absolute()
+        else personal.model.encoder.name,
         "rounds, seed": f"{config.run.rounds}, {config.run.seed}",
         "options": ", ".join(
             f"{key} = {value}" for key, value in config.methods.get(name, {}).items()
@@ -101,7 +87,7 @@ def run_facts(run: RunFolder, personal: PersonalModel) -> dict[str, str]:
     }
     if (data := run.read_data()) is not None:
         held = data["clients"][number]
-        facts["images"] = (
+        facts[f"{personal.reader.unit}s"] = (
             f"{data['data']}: {len(held['train']):,} to train, {len(held['validation']):,} to "
             f"validate, {len(held['test']):,} to test"
         )
@@ -124,17 +110,18 @@ def _final_scores(run: RunFolder, method: str) -> Scores | None:
     return scored[-1][1] if scored else None
 
 
-def _code(personal: PersonalModel, base: str, folder: str, published: bool) -> str:
+def _kind_card(
+    kind: Kind, personal: PersonalModel, base: str, folder: str, published: bool
+) -> tuple[ExportCard, str]:
+    """What the card says of the kind of examples, and what its code imports first."""
     few = len(personal.class_names) <= MOST_NAMES
-    values: dict[str, Any] = {
-        "folder": _quoted(folder),
-        "backbone": _quoted(base) if published else f"folder / {_quoted(base)}",
-        "class_names": f"[{', '.join(map(_quoted, personal.class_names))}]"
+    names = (
+        f"[{', '.join(map(_quoted, personal.class_names))}]"
         if few
-        else 'json.loads((folder / "personal_model.json").read_text())["class_names"]',
-    }
-    code = _USE.format(**values)
-    return code if few else f"import json\n{code}"
+        else 'json.loads((folder / "personal_model.json").read_text())["class_names"]'
+    )
+    backbone = _quoted(base) if published else f"folder / {_quoted(base)}"
+    return kind.card(personal, backbone, names, _quoted(folder)), "" if few else "import json\n"
 
 
 def _quoted(text: str) -> str:

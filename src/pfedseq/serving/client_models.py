@@ -81,8 +81,6 @@ def _place(folder: Path) -> Place:
 
 def _method_of_run(path: Path, config: Config, method: str | None) -> str:
     """The wanted method, or the first of the run that has left models."""
-    if config.data.name == "text":
-        raise InputError(f"{path} is a run on texts: models of images only are put to use here")
     there = {entry.name for entry in path.glob("adapters/*") if entry.is_dir()}
     if not there:
         raise InputError(

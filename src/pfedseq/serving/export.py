@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from pfedseq.data.image_store import Report, silent
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
-from pfedseq.model.backbone import Backbone, load_backbone
+from pfedseq.model.encoders.encoder import Encoder
 from pfedseq.runs.folder import RunFolder
 from pfedseq.serving.card import model_card, run_facts
 from pfedseq.serving.client_models import ClientModels
 from pfedseq.serving.onnx_file import check_onnx, write_onnx
-from pfedseq.workloads.images.published import refuse_registers, write_backbone, write_merged
+from pfedseq.workloads import find_kind
+from pfedseq.workloads.kinds import Kind
 
 
 def export_models(
@@ -42,15 +41,19 @@ def export_models(
     shared = to / _backbone_name(models)
     for done, (index, folder) in enumerate(zip(chosen, folders, strict=True)):
         personal = models.load(index)
-        refuse_registers(personal.model.backbone)
-        base = personal.model.backbone.name
-        if with_backbone or not personal.model.backbone.as_published:
+        kind, encoder = find_kind(personal.reader.unit), personal.model.encoder
+        kind.check_exportable(personal)
+        if onnx:
+            kind.check_onnx()
+        base = encoder.name
+        if with_backbone or not kind.is_published(encoder):
             base = f"../{shared.name}"
             if not done:
-                _share(personal.model.backbone, shared)
+                _share(kind, encoder, shared)
         personal.save(folder, base)
+        kind.complete(personal, folder)
         if merge:
-            write_merged(personal, folder / "merged")
+            kind.write_merged(personal, folder / "merged")
         if onnx:
             write_onnx(personal, folder / "model.onnx")
         facts = run_facts(RunFolder(models.path), personal)
@@ -68,18 +71,9 @@ def _backbone_name(models: ClientModels) -> str:
     return name
 
 
-def _share(backbone: Backbone, folder: Path) -> None:
+def _share(kind: Kind, encoder: Encoder, folder: Path) -> None:
     """Write the backbone for all adapters beside it, or find that it is there."""
     if not folder.exists():
-        write_backbone(backbone, folder)
-    elif not _same(backbone, load_backbone(str(folder))):
+        kind.write_backbone(encoder, folder)
+    elif not kind.same_backbone(encoder, folder):
         raise InputError(f"{folder} is another backbone than this run's: choose another --to")
-
-
-def _same(one: Backbone, other: Backbone) -> bool:
-    mine, theirs = one.model.state_dict(), other.model.state_dict()
-    return (
-        mine.keys() == theirs.keys()
-        and one.model.config.num_attention_heads == other.model.config.num_attention_heads
-        and all(torch.equal(mine[name].cpu(), theirs[name]) for name in mine)
-    )

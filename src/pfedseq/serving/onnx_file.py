@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
-from pfedseq.workloads.images.published import merged_classifier
+from pfedseq.workloads.images.published import backbone_of, merged_classifier
 from pfedseq.workloads.personal import PersonalModel
 
 OPSET = 18
@@ -40,7 +40,7 @@ class _Logits(nn.Module):
 def write_onnx(personal: PersonalModel, path: Path) -> None:
     """One file: `pixel_values` (batch, 3, S, S), normalised, to `logits` (batch, C)."""
     check_onnx()
-    side = personal.model.backbone.image_size
+    side = backbone_of(personal).image_size
     example = torch.zeros(2, 3, side, side)
     with _quiet():
         program = torch.onnx.export(

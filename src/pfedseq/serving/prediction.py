@@ -1,91 +1,76 @@
-"""Predictions on the images that a person names: files, folders and patterns."""
+"""Predictions on the examples that a person names."""
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedseq.data.file_tree import FileTree
 from pfedseq.data.image_store import Report, silent
 from pfedseq.errors import InputError
-from pfedseq.workloads.personal import PREDICTION_BATCH, PersonalModel
+from pfedseq.workloads.kinds import Found
+from pfedseq.workloads.personal import PREDICTION_BATCH, Example, PersonalModel
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model makes of one image: its likeliest classes, the likeliest first."""
+    """What a model makes of one example: its likeliest classes, the likeliest first."""
 
-    image: str
+    example: str
     classes: tuple[str, ...]
     probabilities: tuple[float, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, unit: str = "image") -> dict[str, Any]:
         """One object; `class` and `probability` are those of the first."""
         top = [
             {"class": name, "probability": share}
             for name, share in zip(self.classes, self.probabilities, strict=True)
         ]
-        return {"image": self.image, **top[0], "top": top}
+        return {unit: self.example, **top[0], "top": top}
 
 
-def most_likely(image: str, shares: Tensor, class_names: Sequence[str], top: int) -> Prediction:
+def most_likely(example: str, shares: Tensor, class_names: Sequence[str], top: int) -> Prediction:
     """The `top` largest of a vector of probabilities (C,), by name."""
     best = shares.topk(min(top, len(class_names)))
     return Prediction(
-        image,
+        example,
         tuple(class_names[number] for number in best.indices.tolist()),
         tuple(best.values.tolist()),
     )
-
-
-def find_images(named: Sequence[str]) -> list[Path]:
-    """The files that arguments stand for, in order; of a folder all images at any depth."""
-    found: list[Path] = []
-    for argument in named:
-        path = Path(argument).expanduser()
-        if path.is_dir():
-            inside = [path / name for name in FileTree(path).images()]
-            if not inside:
-                raise InputError(f"{path} has no images in it")
-        elif path.exists():
-            inside = [path]
-        else:
-            inside = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-            inside = [match for match in inside if match.is_file()]
-            if not inside:
-                raise InputError(f"there is no image {argument}")
-        found += inside
-    return found
 
 
 def predict_files(
     model: PersonalModel, files: Sequence[Path], top: int = 1, report: Report = silent
 ) -> Iterator[Prediction | InputError]:
     """A prediction for each file, or why there is none, in order."""
-    for start in range(0, len(files), PREDICTION_BATCH):
-        some = files[start : start + PREDICTION_BATCH]
-        images: list[NDArray[np.uint8]] = []
+    return predict_found(model, [Found(str(file), file) for file in files], top, report)
+
+
+def predict_found(
+    model: PersonalModel, found: Sequence[Found], top: int = 1, report: Report = silent
+) -> Iterator[Prediction | InputError]:
+    """A prediction for each example, or why there is none, in order."""
+    for start in range(0, len(found), PREDICTION_BATCH):
+        some = found[start : start + PREDICTION_BATCH]
+        examples: list[Example] = []
         outcomes: list[str | InputError] = []
-        for file in some:
+        for name, content in some:
             try:
-                images.append(model.read((str(file), _read(file))))
-                outcomes.append(str(file))
+                raw = _read(content) if isinstance(content, Path) else content
+                examples.append(model.read((name, raw)))
+                outcomes.append(name)
             except InputError as problem:
                 outcomes.append(problem)
-        shares = iter(model.predict(images))
+        shares = iter(model.predict(examples))
         for outcome in outcomes:
             if isinstance(outcome, InputError):
                 yield outcome
             else:
                 yield most_likely(outcome, next(shares), model.class_names, top)
-        report("predicting", start + len(some), len(files))
+        report("predicting", start + len(some), len(found))
 
 
 def _read(file: Path) -> bytes:

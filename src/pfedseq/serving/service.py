@@ -22,7 +22,9 @@ from pfedseq.errors import InputError
 from pfedseq.serving.batching import Batcher, TooManyWaiting
 from pfedseq.serving.prediction import most_likely
 from pfedseq.serving.together import ModelsTogether
-from pfedseq.serving.uploads import Refused, check_image
+from pfedseq.workloads import find_kind
+from pfedseq.workloads.kinds import Kind
+from pfedseq.workloads.uploads import Refused
 
 PAGE = {
     "/": ("index.html", "text/html"),
@@ -36,8 +38,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-UNTYPED = ("application/octet-stream", "application/x-www-form-urlencoded")
-"""What programs say of bytes that they know nothing of; the latter is curl's word for them."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ClassShare(BaseModel):
 
 
 class Answer(BaseModel):
-    """What the client's model makes of an image, and on request the global one."""
+    """What the client's model makes of an example, and on request the global one."""
 
     client: str
     prediction: list[ClassShare]
@@ -86,6 +86,8 @@ class Clients(BaseModel):
     method: str | None
     class_names: list[str]
     global_is: str
+    unit: str
+    """What a request holds: `image` or `text`."""
 
 
 class Health(BaseModel):
@@ -115,6 +117,7 @@ def make_service(served: Served, limits: Limits, token: str | None = None) -> Fa
         lifespan=lifespan,
     )
     guard = [Depends(_guard(token))]
+    kind = find_kind(served.together.unit)
     _add_page(app)
 
     @app.get("/healthz")
@@ -137,22 +140,29 @@ def make_service(served: Served, limits: Limits, token: str | None = None) -> Fa
             method=served.method,
             class_names=list(served.together.class_names),
             global_is=served.global_is,
+            unit=kind.unit,
         )
 
-    @app.post("/predict", dependencies=guard, openapi_extra=_IMAGE_BODY, responses=_PROBLEMS)
+    @app.post(
+        "/predict",
+        dependencies=guard,
+        openapi_extra={"requestBody": kind.body},
+        responses=_PROBLEMS,
+    )
     async def predict(
         request: Request,
         client: Annotated[str, Query(description="A client's name, or its number from 0.")],
         top: Annotated[int, Query(ge=1, description="How many classes to name.")] = 3,
         compare: Annotated[bool, Query(description="Also ask the global model.")] = False,
     ) -> Answer:
-        """Name the class of the image that is the request's body."""
+        """Name the class of the example that is the request's body."""
         number = _number(served.clients, client)
         rows = [number, len(served.clients)] if compare else [number]
         try:
             async with asyncio.timeout(limits.seconds):
-                content = await _body(request, limits.body_bytes)
-                shares = await _ask(app.state.batcher, served.together, rows, content)
+                content = await _body(request, limits.body_bytes, kind.unit)
+                example = await run_in_threadpool(_read, kind, served.together, request, content)
+                shares = await _ask(app.state.batcher, rows, example)
         except TimeoutError:
             raise Refused(504, f"no answer within {limits.seconds:g} s: try again") from None
         names = served.together.class_names
@@ -176,29 +186,25 @@ def make_service(served: Served, limits: Limits, token: str | None = None) -> Fa
     return app
 
 
-async def _ask(
-    batcher: Batcher, together: ModelsTogether, rows: list[int], content: bytes
-) -> Tensor:
-    def read() -> Any:
-        check_image(content)
-        try:
-            return together.read("the image", content)
-        except InputError as problem:
-            raise Refused(400, str(problem)) from None
-
-    image = await run_in_threadpool(read)
+def _read(kind: Kind, together: ModelsTogether, request: Request, content: bytes) -> Any:
+    """The example in a request's body, as the models take it."""
+    stated = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
-        return await asyncio.wrap_future(batcher.ask(rows, image))
+        return together.read(f"the {kind.unit}", kind.upload(content, stated))
+    except InputError as problem:
+        raise Refused(400, str(problem)) from None
+
+
+async def _ask(batcher: Batcher, rows: list[int], example: Any) -> Tensor:
+    try:
+        return await asyncio.wrap_future(batcher.ask(rows, example))
     except TooManyWaiting:
         raise Refused(503, "too many requests are waiting: try again in a while") from None
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def _body(request: Request, most: int, unit: str) -> bytes:
     """The request's body; one that is too long is not read to its end."""
-    kind = request.headers.get("content-type", "image/").partition(";")[0].strip().lower()
-    if not kind.startswith("image/") and kind not in UNTYPED:
-        raise Refused(415, f"send the image's bytes as the body, as image/…, not {kind}")
-    too_long = Refused(413, f"the image is larger than {most:,} bytes: send a smaller one")
+    too_long = Refused(413, f"the {unit} is larger than {most:,} bytes: send a smaller one")
     stated = request.headers.get("content-length", "0")
     if stated.isdecimal() and int(stated) > most:
         raise too_long
@@ -256,19 +262,12 @@ def _add_page(app: FastAPI) -> None:
 
 
 _BEARER = HTTPBearer(auto_error=False)
-_IMAGE_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "The image file itself.",
-        "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The image cannot be decoded."},
+    400: {"description": "The example cannot be read."},
     401: {"description": "The bearer token is missing or wrong."},
     404: {"description": "There is no such client."},
-    413: {"description": "The image is too large."},
-    415: {"description": "The body is no image."},
+    413: {"description": "The example is too large."},
+    415: {"description": "The body is of another type."},
     503: {"description": "Too many requests are waiting."},
     504: {"description": "The answer took too long."},
 }

@@ -1,20 +1,19 @@
-"""Images for many clients through one backbone at once, each under its own adapter and head."""
+"""Examples for many clients through one backbone at once, each under its adapter and head."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedseq.data.image_store import Report, silent
 from pfedseq.errors import InputError
 from pfedseq.params import Params, weighted_mean
 from pfedseq.serving.client_models import ClientModels
-from pfedseq.workloads.personal import PersonalModel
+from pfedseq.workloads.personal import Example, PersonalModel
 
 
 class ModelsTogether:
@@ -34,17 +33,22 @@ class ModelsTogether:
         self.class_names = first.class_names
         self._adapters = torch.stack([one.phi.adapter for one in models])
 
-    def read(self, name: str, content: bytes) -> NDArray[np.uint8]:
-        """An encoded image as (3, S, S); refuses what is not one."""
+    @property
+    def unit(self) -> str:
+        """What one example is called."""
+        return self.models[0].reader.unit
+
+    def read(self, name: str, content: Any) -> Example:
+        """One example as the models take it; refuses what is none."""
         return self.models[0].read((name, content))
 
     @torch.no_grad()
-    def probabilities(self, rows: Sequence[int], images: Sequence[NDArray[np.uint8]]) -> Tensor:
-        """(B, C): image b under the model `rows[b]`, by one pass for all."""
+    def probabilities(self, rows: Sequence[int], examples: Sequence[Example]) -> Tensor:
+        """(B, C): example b under the model `rows[b]`, by one pass for all."""
         order = sorted(range(len(rows)), key=lambda place: rows[place])
         counts = Counter(rows[place] for place in order)
         asked = list(counts)
-        inputs = self.model.inputs(self.models[0].inputs([images[place] for place in order]))
+        inputs = self.model.inputs(self.models[0].inputs([examples[place] for place in order]))
         sizes = [counts[number] for number in asked]
         features = self._stacked.features(self._adapters[asked], inputs, sizes)
         logits = [
@@ -63,7 +67,7 @@ def load_together(
     """All clients' models, the global one to compare them with, and what that is, in words.
 
     FedAvg's model is the global one where the run has it; else the mean of all clients' models,
-    weighted by their training images as in Eq. (1).
+    weighted by their training examples as in Eq. (1).
     """
     models = []
     for index in range(len(found.places)):

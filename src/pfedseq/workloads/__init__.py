@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pfedseq.data.config import DataConfig
 from pfedseq.errors import InputError
-from pfedseq.workloads import images, text
 from pfedseq.workloads.images.workload import ImageWorkload
+from pfedseq.workloads.kinds import Kind
 from pfedseq.workloads.personal import Asked
 from pfedseq.workloads.text.workload import TextWorkload
 from pfedseq.workloads.workload import Workload
 
-WORKLOADS: dict[str, type[Workload]] = {"image": ImageWorkload, "text": TextWorkload}
-"""By what one example is called, as `personal_model.json` has it."""
-_ASKED: dict[str, Callable[[Path, str, Mapping[str, Any]], Asked]] = {
-    "image": images.asked_backbone,
-    "text": text.asked_backbone,
-}
+WORKLOADS: tuple[type[Workload], ...] = (ImageWorkload, TextWorkload)
 
 
 def find_workload(data: DataConfig) -> type[Workload]:
     """The kind of the examples that a `[data]` section names."""
-    kinds = (kind for kind in WORKLOADS.values() if data.name in kind.data_names)
+    kinds = (kind for kind in WORKLOADS if data.name in kind.data_names)
     return next(kinds, ImageWorkload)
+
+
+def find_kind(unit: str) -> Kind:
+    """By what one example is called, as a saved model has it."""
+    for workload in WORKLOADS:
+        if workload.kind.unit == unit:
+            return workload.kind
+    raise InputError(f"a model for {unit!r} examples is not known to this version of pfedseq")
 
 
 def asked_backbone(folder: Path, base: str, about: Mapping[str, Any], or_else: str = "") -> Asked:
@@ -36,4 +39,4 @@ def asked_backbone(folder: Path, base: str, about: Mapping[str, Any], or_else: s
     beside = folder / name
     if beside.is_dir():  # an export's own copy of the backbone, by a relative path
         name = str(beside.resolve())
-    return _ASKED[about.get("unit", "image")](folder, name, about)
+    return find_kind(about.get("unit", "image")).asked(folder, name, about)

@@ -20,6 +20,7 @@ from pfedseq.model.starting import starting_params, starting_sha256
 from pfedseq.model.task import Examples, ExampleSite
 from pfedseq.params import Params
 from pfedseq.workloads.devices import pick_devices
+from pfedseq.workloads.kinds import Kind
 from pfedseq.workloads.personal import PersonalModel, Reader
 
 
@@ -37,6 +38,8 @@ class Workload(ABC):
     A run in one process, a site of a federation, its server and serving ask the same object.
     """
 
+    kind: ClassVar[Kind]
+    """What serving asks of examples of this kind."""
     data_names: ClassVar[tuple[str, ...]]
     """The names of `[data]` whose examples are of this kind."""
     own_data: ClassVar[str]

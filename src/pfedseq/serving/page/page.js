@@ -1,7 +1,7 @@
 "use strict";
 
 const at = (id) => document.getElementById(id);
-let image = null;
+let example = null; // a Blob: an image's file, or a text
 let asked = 0;
 
 function headers() {
@@ -41,6 +41,9 @@ async function loadClients() {
   at("about").textContent =
     `${found.clients.length} clients, ${classes} classes` +
     (found.method ? `, tuned with ${found.method}.` : ".");
+  const texts = found.unit === "text";
+  at("drop").hidden = at("file").hidden = texts;
+  at("text").hidden = at("text-label").hidden = at("ask").hidden = !texts;
   at("global-is").textContent = `Here: ${found.global_is}.`;
 }
 
@@ -67,7 +70,7 @@ function show(list, prediction) {
 }
 
 async function predict() {
-  if (!image || !at("client").value) return;
+  if (!example || !at("client").value) return;
   const mine = ++asked;
   complain("");
   const client = at("client").value;
@@ -76,14 +79,14 @@ async function predict() {
   try {
     response = await fetch(`/predict?${query}`, {
       method: "POST",
-      body: image,
-      headers: { ...headers(), "Content-Type": image.type || "application/octet-stream" },
+      body: example,
+      headers: { ...headers(), "Content-Type": example.type || "application/octet-stream" },
     });
   } catch {
     complain("The service cannot be reached.");
     return;
   }
-  if (mine !== asked) return; // another image or client was chosen meanwhile
+  if (mine !== asked) return; // another example or client was chosen meanwhile
   if (!response.ok) {
     at("results").hidden = true;
     complain(await sentenceOf(response));
@@ -98,7 +101,7 @@ async function predict() {
 
 function take(file) {
   if (!file) return;
-  image = file;
+  example = file;
   const preview = at("preview");
   if (preview.src) URL.revokeObjectURL(preview.src);
   preview.src = URL.createObjectURL(file);
@@ -112,7 +115,13 @@ at("preview").addEventListener("error", () => { at("preview").hidden = true; });
 at("file").addEventListener("change", (event) => take(event.target.files[0]));
 at("client").addEventListener("change", predict);
 at("token").addEventListener("change", () => loadClients().then(predict));
-at("form").addEventListener("submit", (event) => event.preventDefault());
+at("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = at("text").value;
+  if (at("text").hidden || !text.trim()) return;
+  example = new Blob([text], { type: "text/plain" });
+  predict();
+});
 for (const kind of ["dragenter", "dragover"]) {
   at("drop").addEventListener(kind, (event) => {
     event.preventDefault();

@@ -1,5 +1,1 @@
 """Images."""
-
-from pfedseq.workloads.images.reader import asked_backbone
-
-__all__ = ["asked_backbone"]

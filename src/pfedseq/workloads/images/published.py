@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from tempfile import mkdtemp
 
 import torch
 from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
@@ -18,25 +14,26 @@ from pfedseq.model.encoders.loading import quiet_transformers
 from pfedseq.model.encoders.vit.naming import REGISTERS
 from pfedseq.workloads.images.reader import write_processor
 from pfedseq.workloads.personal import PersonalModel
+from pfedseq.workloads.whole_folder import write_whole
 
 
 def write_backbone(backbone: Backbone, folder: Path) -> None:
     """A backbone of any origin as `ViTModel.from_pretrained` reads it, whole or not at all."""
     refuse_registers(backbone)
-    _write_whole(folder, lambda place: _save(backbone.model, backbone, place))
+    write_whole(folder, lambda place: _save(backbone.model, backbone, place))
 
 
 def write_merged(personal: PersonalModel, folder: Path) -> None:
     """A whole `ViTForImageClassification` with the adapter in its weights."""
     model = merged_classifier(personal)
-    _write_whole(folder, lambda place: _save(model, personal.model.backbone, place))
+    write_whole(folder, lambda place: _save(model, backbone_of(personal), place))
 
 
 @torch.no_grad()
 def merged_classifier(personal: PersonalModel) -> ViTForImageClassification:
     """The personal model as one module of transformers, on the CPU."""
-    model, backbone = personal.model, personal.model.backbone
-    refuse_registers(backbone)
+    model, backbone = personal.model, backbone_of(personal)
+    refuse_unpublishable(backbone)
     vit = backbone.model
     state = dict(vit.state_dict())
     named = model.layout.unflatten(personal.phi.adapter)
@@ -61,6 +58,23 @@ def merged_classifier(personal: PersonalModel) -> ViTForImageClassification:
     return classifier.requires_grad_(False).eval()
 
 
+def backbone_of(personal: PersonalModel) -> Backbone:
+    """The image encoder under a personal model."""
+    encoder = personal.model.encoder
+    assert isinstance(encoder, Backbone)
+    return encoder
+
+
+def refuse_unpublishable(backbone: Backbone) -> None:
+    """Refuse what `ViTForImageClassification` does not compute."""
+    if not backbone.has_classifier:
+        raise InputError(
+            f"transformers has no classifier on the features of {backbone.family.title} (backbone "
+            f"{backbone.name!r}): its models predict and serve here, but cannot be exported"
+        )
+    refuse_registers(backbone)
+
+
 def refuse_registers(backbone: Backbone) -> None:
     """transformers' ViT has none: such a backbone is of use through this package alone."""
     if REGISTERS in backbone.model.state_dict():
@@ -74,22 +88,3 @@ def _save(model: PreTrainedModel, backbone: Backbone, folder: Path) -> None:
     with quiet_transformers(progress_bar=False):
         model.save_pretrained(folder)
     write_processor(folder, backbone)
-
-
-def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write under a temporary name beside `folder`, which is replaced by it."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as problem:
-        raise InputError(f"cannot write {folder}: {problem.strerror}") from None
-    try:
-        write(place)
-        place.chmod(0o755)  # a temporary folder is its owner's alone
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(place, folder)
-    except OSError as problem:
-        raise InputError(f"cannot write {folder}: {problem.strerror}") from None
-    finally:
-        shutil.rmtree(place, ignore_errors=True)

@@ -17,8 +17,10 @@ from pfedseq.model.auxiliary import AuxiliaryExamples
 from pfedseq.model.backbone import Backbone, check_image_size, load_backbone
 from pfedseq.model.task import Examples
 from pfedseq.workloads.images.auxiliary import auxiliary_images
+from pfedseq.workloads.images.kind import ImageKind
 from pfedseq.workloads.images.reader import ImageReader
 from pfedseq.workloads.images.source import ImageSource, with_tokens
+from pfedseq.workloads.kinds import Kind
 from pfedseq.workloads.workload import Copy, Workload
 
 
@@ -26,6 +28,7 @@ from pfedseq.workloads.workload import Copy, Workload
 class ImageWorkload(Workload):
     """A frozen image encoder and images of any data set."""
 
+    kind: ClassVar[Kind] = ImageKind()
     data_names: ClassVar[tuple[str, ...]] = ()
     own_data: ClassVar[str] = "folder"
 

@@ -18,6 +18,8 @@ from pfedseq.errors import InputError
 from pfedseq.model.auxiliary import AuxiliaryExamples
 from pfedseq.model.task import Examples
 from pfedseq.model.text_encoder import TextEncoder, check_reads_texts, load_text_encoder
+from pfedseq.workloads.kinds import Kind
+from pfedseq.workloads.text.kind import TextKind
 from pfedseq.workloads.text.reader import TextReader
 from pfedseq.workloads.text.source import TextSource, auxiliary_tokens, with_tokens
 from pfedseq.workloads.workload import Copy, Workload
@@ -27,6 +29,7 @@ from pfedseq.workloads.workload import Copy, Workload
 class TextWorkload(Workload):
     """A frozen text encoder and labelled texts."""
 
+    kind: ClassVar[Kind] = TextKind()
     data_names: ClassVar[tuple[str, ...]] = ("text",)
     own_data: ClassVar[str] = "text"
 

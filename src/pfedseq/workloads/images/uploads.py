@@ -7,17 +7,11 @@ import warnings
 
 from PIL import Image
 
+from pfedseq.workloads.uploads import Refused
+
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 """Pillow reads more, some of them by starting other programs."""
 MOST_PIXELS = 50_000_000
-
-
-class Refused(Exception):
-    """An upload that is not taken: an HTTP status and a sentence."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status, self.sentence = status, sentence
 
 
 def check_image(content: bytes) -> None:

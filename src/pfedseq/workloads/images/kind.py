@@ -1,0 +1,177 @@
+"""Images as serving sees them: files, folders of labelled images, uploads, exports."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pfedseq.data.dataset import ExampleSet, ImageSet
+from pfedseq.data.file_tree import FileTree
+from pfedseq.data.folder import open_folder
+from pfedseq.data.location import Location
+from pfedseq.errors import InputError
+from pfedseq.model.backbone import Backbone, load_backbone
+from pfedseq.model.encoders.encoder import Encoder
+from pfedseq.words import some
+from pfedseq.workloads.images import published
+from pfedseq.workloads.images.reader import AskedBackbone, asked_backbone
+from pfedseq.workloads.images.uploads import check_image
+from pfedseq.workloads.kinds import ExportCard, Found
+from pfedseq.workloads.personal import Example, PersonalModel, Raw
+from pfedseq.workloads.uploads import Refused
+
+_USE = """\
+from pathlib import Path
+
+from peft import PeftModel
+from PIL import Image
+from transformers import AutoImageProcessor, ViTForImageClassification
+
+folder = Path({folder})
+backbone = {backbone}
+class_names = {class_names}
+
+classifier = ViTForImageClassification.from_pretrained(backbone, num_labels=len(class_names))
+model = PeftModel.from_pretrained(classifier, folder).eval()
+processor = AutoImageProcessor.from_pretrained(folder)
+image = Image.open("photo.png").convert("RGB")
+logits = model(**processor(image, return_tensors="pt")).logits
+print(class_names[int(logits.argmax())])"""
+
+
+class ImageKind:
+    """Implements `kinds.Kind`."""
+
+    unit = "image"
+    bodies = ("image/", "application/octet-stream", "application/x-www-form-urlencoded")
+    """The last two are what programs say of bytes that they know nothing of; the last is curl's."""
+    body: Mapping[str, Any] = {
+        "required": True,
+        "description": "The image file itself.",
+        "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
+    }
+
+    def asked(self, folder: Path, name: str, about: Mapping[str, Any]) -> AskedBackbone:
+        """With the size, the normalisation and the window that the folder names."""
+        return asked_backbone(folder, name, about)
+
+    def find(self, named: Sequence[str]) -> list[Found]:
+        """Files, folders and patterns."""
+        return [Found(str(path), path) for path in find_images(named)]
+
+    def labelled(self, path: Path) -> LabelledImages:
+        """A folder or archive with a folder for each class."""
+        return LabelledImages(path)
+
+    def prepared(
+        self, examples: ExampleSet, indices: NDArray[np.int64], personal: PersonalModel
+    ) -> Iterator[Example]:
+        """The pixels as they were prepared for the run."""
+        assert isinstance(examples, ImageSet)
+        return iter(examples.images[indices])
+
+    def upload(self, content: bytes, content_type: str) -> bytes:
+        """The file, held to a size and to known formats before it is decoded."""
+        if content_type and not content_type.startswith(self.bodies):
+            raise Refused(
+                415, f"send the image's bytes as the body, as image/…, not {content_type}"
+            )
+        check_image(content)
+        return content
+
+    def check_exportable(self, personal: PersonalModel) -> None:
+        """Refuse registers, and families without a classifier of transformers."""
+        published.refuse_unpublishable(_backbone(personal.model.encoder))
+
+    def complete(self, personal: PersonalModel, folder: Path) -> None:
+        """Nothing: PEFT's files have the head as well."""
+
+    def is_published(self, encoder: Encoder) -> bool:
+        """Whether the hub has it as it is."""
+        return _backbone(encoder).as_published
+
+    def write_backbone(self, encoder: Encoder, folder: Path) -> None:
+        """With its image processor."""
+        published.write_backbone(_backbone(encoder), folder)
+
+    def same_backbone(self, encoder: Encoder, folder: Path) -> bool:
+        """The same weights and heads."""
+        one, other = _backbone(encoder).model, load_backbone(str(folder)).model
+        mine, theirs = one.state_dict(), other.state_dict()
+        return (
+            mine.keys() == theirs.keys()
+            and one.config.num_attention_heads == other.config.num_attention_heads
+            and all(torch.equal(mine[name].cpu(), theirs[name]) for name in mine)
+        )
+
+    def check_onnx(self) -> None:
+        """Nothing to refuse."""
+
+    def write_merged(self, personal: PersonalModel, folder: Path) -> None:
+        """A `ViTForImageClassification`."""
+        published.write_merged(personal, folder)
+
+    def card(
+        self, personal: PersonalModel, backbone: str, class_names: str, folder: str
+    ) -> ExportCard:
+        """For a ViT."""
+        code = _USE.format(folder=folder, backbone=backbone, class_names=class_names)
+        return ExportCard(
+            "image-classification", ("vit",), "a frozen Vision Transformer", code, "photo.png"
+        )
+
+
+class LabelledImages:
+    """Images of a folder with a folder for each class, decoded as they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise InputError(f"there is no file or folder {path}: check --data")
+        self.path, self.source = path, open_folder(Location(path.resolve(), None), "class")
+
+    def labels(self, class_names: Sequence[str]) -> NDArray[np.int64]:
+        """(n,) in the numbering of `class_names`; refuses classes that are not among them."""
+        known = {name: number for number, name in enumerate(class_names)}
+        if unknown := [name for name in self.source.class_names if name not in known]:
+            raise InputError(
+                f"{self.path} has folders of classes that the model does not know "
+                f"({some(unknown)}); it knows {some(list(class_names))}"
+            )
+        numbers = np.array([known[name] for name in self.source.class_names], dtype=np.int64)
+        return numbers[self.source.labels]
+
+    def read(self) -> Iterator[Raw]:
+        """Each image, in order."""
+        for block in self.source.blocks:
+            yield from block.read()
+
+
+def find_images(named: Sequence[str]) -> list[Path]:
+    """The files that arguments stand for, in order; of a folder all images at any depth."""
+    found: list[Path] = []
+    for argument in named:
+        path = Path(argument).expanduser()
+        if path.is_dir():
+            inside = [path / name for name in FileTree(path).images()]
+            if not inside:
+                raise InputError(f"{path} has no images in it")
+        elif path.exists():
+            inside = [path]
+        else:
+            inside = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+            inside = [match for match in inside if match.is_file()]
+            if not inside:
+                raise InputError(f"there is no image {argument}")
+        found += inside
+    return found
+
+
+def _backbone(encoder: Encoder) -> Backbone:
+    assert isinstance(encoder, Backbone)
+    return encoder

@@ -1,0 +1,183 @@
+"""Texts as serving sees them: arguments, files, labelled tables, requests, exports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedseq.data.config import DataConfig
+from pfedseq.data.dataset import ExampleSet, TextSet
+from pfedseq.data.text import load_texts
+from pfedseq.errors import InputError
+from pfedseq.model.encoders.encoder import Encoder
+from pfedseq.model.text_encoder import TextEncoder
+from pfedseq.words import some
+from pfedseq.workloads.kinds import ExportCard, Found
+from pfedseq.workloads.personal import Example, PersonalModel, Raw
+from pfedseq.workloads.text import published
+from pfedseq.workloads.text.reader import AskedTextEncoder, asked_backbone
+from pfedseq.workloads.uploads import Refused
+
+MOST_SHOWN = 60
+"""Characters of a text that stand for it in a table."""
+
+
+class TextKind:
+    """Implements `kinds.Kind`."""
+
+    unit = "text"
+    bodies = ("text/", "application/json", "application/x-www-form-urlencoded")
+    body: Mapping[str, Any] = {
+        "required": True,
+        "description": 'The text itself as text/plain, or {"text": "…"} as application/json.',
+        "content": {
+            "text/plain": {"schema": {"type": "string"}},
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"text": {"type": "string"}},
+                    "required": ["text"],
+                }
+            },
+        },
+    }
+
+    def asked(self, folder: Path, name: str, about: Mapping[str, Any]) -> AskedTextEncoder:
+        """With the length and the pooling that the folder names."""
+        return asked_backbone(folder, name, about)
+
+    def find(self, named: Sequence[str]) -> list[Found]:
+        """Texts themselves, .txt files, and folders of them."""
+        found: list[Found] = []
+        for argument in named:
+            path = Path(argument).expanduser()
+            if _exists(path):
+                inside = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+                if not inside:
+                    raise InputError(f"{path} has no .txt files in it")
+                found += [Found(str(file), file) for file in inside]
+            elif argument.endswith(".txt") and len(argument.split()) == 1:
+                raise InputError(f"there is no file {argument}")
+            else:
+                shown = " ".join(argument.split())
+                short = shown if len(shown) <= MOST_SHOWN else shown[: MOST_SHOWN - 1] + "…"
+                found.append(Found(short, argument))
+        return found
+
+    def labelled(self, path: Path) -> LabelledTexts:
+        """A CSV file with the columns `label` and `text`, or folders of .txt files by class."""
+        return LabelledTexts(path)
+
+    def prepared(
+        self, examples: ExampleSet, indices: NDArray[np.int64], personal: PersonalModel
+    ) -> Iterator[Example]:
+        """Cut into tokens one by one."""
+        assert isinstance(examples, TextSet)
+        return (personal.read((f"text {i}", examples.texts[i])) for i in indices.tolist())
+
+    def upload(self, content: bytes, content_type: str) -> str:
+        """The text of a plain body, or of a JSON object."""
+        if content_type and not content_type.startswith(self.bodies):
+            raise Refused(
+                415, f"send the text as text/plain, or as application/json, not {content_type}"
+            )
+        try:
+            text = content.decode("utf-8")
+            if content_type.startswith("application/json"):
+                text = json.loads(text)["text"]
+        except (UnicodeDecodeError, ValueError, KeyError, TypeError) as problem:
+            raise Refused(400, 'the body is no text in UTF-8, or no {"text": "…"}') from problem
+        if not isinstance(text, str) or not text.strip():
+            raise Refused(400, "the request has no text: send it as the body")
+        return text
+
+    def check_exportable(self, personal: PersonalModel) -> None:
+        """Refuse random weights, which have no vocabulary."""
+        encoder = _encoder(personal.model.encoder)
+        if encoder.tokenizer is None:
+            raise InputError(
+                f"backbone {encoder.name!r} has random weights and no tokenizer: it is for trying "
+                "things out, and is not exported"
+            )
+
+    def complete(self, personal: PersonalModel, folder: Path) -> None:
+        """The head, which PEFT has no place for in a model without one."""
+        published.write_head(personal, folder)
+
+    def is_published(self, encoder: Encoder) -> bool:
+        """Whether it came from the hub."""
+        return not Path(encoder.name).exists()
+
+    def write_backbone(self, encoder: Encoder, folder: Path) -> None:
+        """With its tokenizer."""
+        published.write_backbone(_encoder(encoder), folder)
+
+    def same_backbone(self, encoder: Encoder, folder: Path) -> bool:
+        """The same weights."""
+        return published.same_backbone(_encoder(encoder), folder)
+
+    def check_onnx(self) -> None:
+        """ONNX files are for images."""
+        raise InputError("--onnx is for images: leave it out")
+
+    def write_merged(self, personal: PersonalModel, folder: Path) -> None:
+        """The encoder with the adapter in its weights, its tokenizer and the head."""
+        published.write_merged(personal, folder)
+
+    def card(
+        self, personal: PersonalModel, backbone: str, class_names: str, folder: str
+    ) -> ExportCard:
+        """For a text encoder of any family."""
+        encoder = _encoder(personal.model.encoder)
+        code = published.usage(personal, backbone, class_names, folder)
+        title = encoder.family.title
+        return ExportCard(
+            "text-classification",
+            (encoder.family.name,),
+            f"a frozen text encoder ({title})",
+            code,
+            '"a text"',
+        )
+
+
+class LabelledTexts:
+    """Texts that somebody has labelled."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise InputError(f"there is no file or folder {path}: check --data")
+        given = {"name": "text", "source": str(path), "partition": "iid", "num_clients": 1}
+        self.path, self.texts = path, load_texts(DataConfig.model_validate(given))
+
+    def labels(self, class_names: Sequence[str]) -> NDArray[np.int64]:
+        """(n,) in the numbering of `class_names`; refuses classes that are not among them."""
+        known = {name: number for number, name in enumerate(class_names)}
+        if unknown := [name for name in self.texts.class_names if name not in known]:
+            raise InputError(
+                f"{self.path} has classes that the model does not know ({some(unknown)}); it knows "
+                f"{some(list(class_names))}"
+            )
+        numbers = np.array([known[name] for name in self.texts.class_names], dtype=np.int64)
+        return numbers[self.texts.labels]
+
+    def read(self) -> Iterator[Raw]:
+        """Each text, in order."""
+        for number, text in enumerate(self.texts.texts, 1):
+            yield f"text {number} of {self.path}", text
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a text may be longer than a file's name can be
+        return False
+
+
+def _encoder(encoder: Encoder) -> TextEncoder:
+    assert isinstance(encoder, TextEncoder)
+    return encoder
