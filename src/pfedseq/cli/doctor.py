@@ -44,7 +44,7 @@ def doctor(
 
     - `pfedseq doctor --device cuda:1`
     """
-    from pfedseq.runs.world import pick_devices
+    from pfedseq.workloads.devices import pick_devices
 
     chosen = pick_devices(device.split(",") if device else "auto")
     for name, value in [*_versions(), *_devices(chosen), ("kernel", _kernel()), *_variables()]:
