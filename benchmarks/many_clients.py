@@ -100,11 +100,9 @@ def print_rounds(one: dict[str, Any]) -> None:
 
 
 def accuracy(
-    source: str, overrides: list[str], seeds: list[int], also: list[str], split: str
+    source: str, overrides: list[str], seeds: list[int], forms: dict[str, Any], split: str
 ) -> list[dict[str, Any]]:
     """The client mean after the last round of each form, by seed; printed as they come."""
-    forms = FORMS | {name: (name, []) for name in also}
-    key = {"test": "client_mean", "validation": "validation_mean"}[split]
     figures = []
     for title, (name, options) in forms.items():
         own = [f"methods.{name}.{option}" for option in options]
@@ -113,8 +111,10 @@ def accuracy(
             settings = [*overrides, *own, f"run.seed={seed}", f'run.methods=["{name}"]']
             with tempfile.TemporaryDirectory() as place:
                 run(load_config(source, settings), place)
-                records = [one.to_json() for one in RunFolder(Path(place)).records()]
-            found.append(next(one[key] for one in reversed(records) if one.get(key) is not None))
+                scores = RunFolder(Path(place)).records()[-1].scores
+            over = scores.over_clients(split=split) if scores is not None else None
+            assert over is not None  # the last round is evaluated
+            found.append(over.client_mean)
         print(f"  {title:36} {fmean(found):7.4f}  {found}", flush=True)
         figures.append({"form": title, "seeds": seeds, split: found})
     return figures
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--accuracy", metavar="CONFIG", help="compare the forms on this config")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    parser.add_argument("--only", help="forms by name, with semicolons")
     parser.add_argument("--also", action="append", default=[], metavar="METHOD")
     parser.add_argument("--seeds", default="100,101")
     parser.add_argument("--split", choices=("validation", "test"), default="validation")
@@ -141,8 +142,11 @@ def main() -> None:
     if arguments.accuracy is not None:
         seeds = [int(seed) for seed in arguments.seeds.split(",")]
         print(f"{arguments.accuracy}, {arguments.split}, seeds {arguments.seeds}: client mean")
+        wanted = FORMS if arguments.only is None else arguments.only.split(";")
+        forms = {name: FORMS[name] for name in wanted}
+        forms |= {name: (name, []) for name in arguments.also}
         figures["accuracy"] = accuracy(
-            arguments.accuracy, arguments.settings, seeds, arguments.also, arguments.split
+            arguments.accuracy, arguments.settings, seeds, forms, arguments.split
         )
     else:
         figures["rounds"] = []

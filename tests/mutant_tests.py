@@ -23,7 +23,10 @@ TESTS = {
     "methods/test_joining_and_leaving methods/test_conformance",
     "learners/attribution.py": "learners/test_attribution",
     "learners/calibration.py": "learners/test_attribution learners/test_resizing "
-    "learners/test_architectures methods/test_pfedseq methods/test_joining_and_leaving",
+    "learners/test_architectures learners/test_pooled methods/test_pfedseq "
+    "methods/test_joining_and_leaving",
+    "learners/pooled.py": "learners/test_pooled",
+    "learners/running_sums.py": "learners/test_running_sums learners/test_pooled",
     "learners/fused_mamba.py": "learners/test_mamba learners/test_mamba_paths",
     "learners/history.py": "learners/test_history learners/test_resizing methods/test_pfedseq "
     "methods/test_joining_and_leaving",
