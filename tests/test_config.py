@@ -71,7 +71,7 @@ def test_resolved_config_survives_its_file(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(dump_config(config))
     assert load_config(path) == config
-    assert "warmup_rounds = 10" in path.read_text(), "defaults are written out"
+    assert "max_sequence_length = 20" in path.read_text(), "defaults are written out"
 
 
 def test_files_that_are_missing_or_broken(tmp_path):

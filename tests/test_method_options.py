@@ -14,7 +14,8 @@ def test_every_methods_options_survive_the_toml():
     again = make_config(tomllib.loads(dump_config(config)))
     assert again == config
     for name in METHODS:
-        assert again.method_config(name) == METHODS[name].config()
+        common = {"head_lr": config.training.head_lr, "head": config.training.head}
+        assert again.method_config(name) == METHODS[name].config(**common)
 
 
 def test_the_auxiliary_set_is_a_section_of_its_own():

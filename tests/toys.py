@@ -29,6 +29,7 @@ from pfedseq.measures import Score
 from pfedseq.methods.local import LocalClient
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
+from pfedseq.training.config import Units
 
 
 @dataclass
@@ -43,6 +44,8 @@ class QuadraticTask:
     round: int = 1
     saved: list[Params] = field(default_factory=list)
     """Where the client's personal model is kept: the last one counts."""
+
+    units = Units()
 
     @property
     def initial(self) -> Params:

@@ -27,7 +27,7 @@ from pfedseq.model.normalisation import NAMED
 from pfedseq.plugins import load_file
 from pfedseq.presets import find_config, is_preset
 from pfedseq.relative_paths import write_out_paths
-from pfedseq.training.config import LocalTraining
+from pfedseq.training.config import HeadKind, LocalTraining
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -143,7 +143,19 @@ class ModelConfig(BaseConfig):
 class TrainingConfig(LocalTraining):
     """[training]: local training, for every method that does not say otherwise."""
 
-    batch_size: int = Field(32, ge=1, description="paper: 32")
+    head_lr: float | None = Field(
+        8.0,
+        gt=0,
+        description="rate of the heads; a method with an `lr` of its own keeps the ratio of the "
+        "two; paper: as `lr`",
+    )
+    head: HeadKind = Field(
+        "both",
+        description="for methods with private heads (pfedseq, fedrep, pfedhn, pfedla, pefll): a "
+        "`private` head of each client's own, a `common` one for all, or the sum of a common and a "
+        "private part; paper: private",
+    )
+    batch_size: int = Field(8, ge=1, description="paper: 32")
     examples_per_round: int | None = Field(
         None,
         ge=1,
@@ -274,9 +286,11 @@ class Config(BaseConfig):
         method = find_method(name)
         common = self.training.model_dump(include=set(LocalTraining.model_fields))
         own, where = self.methods.get(name, {}), f"methods.{name}."
-        if common["head_lr"] is not None and "lr" in own and "head_lr" not in own:
+        if own.get("optimizer", common["optimizer"]) != common["optimizer"]:
+            del common["lr"], common["head_lr"]  # another optimizer's rates mean something else
+        elif common["head_lr"] is not None and "lr" in own and "head_lr" not in own:
             lr = _validated(method.config, {**common, **own, "head_lr": None}, where).lr
-            common["head_lr"] = self.training.rates(lr)[1]  # the ratio of [training]
+            common["head_lr"] = lr * self.training.head_ratio
         given = common | own
         scheduled = given["schedule"] != "constant" or given["schedule_warmup"]
         if scheduled and given["schedule_rounds"] is None:

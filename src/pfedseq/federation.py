@@ -21,7 +21,7 @@ from pfedseq.errors import InputError
 from pfedseq.measures import Score
 from pfedseq.params import Params, trimmed_mean, weighted_mean
 from pfedseq.params import Part as Part
-from pfedseq.training.config import LocalTraining
+from pfedseq.training.config import LocalTraining, Units
 from pfedseq.training.moments import Moments, shapes
 from pfedseq.training.optimizer import LocalOptimizer
 
@@ -79,6 +79,10 @@ class Task(Protocol):
     @property
     def num_examples(self) -> int:
         """|D_i|, the number of training examples."""
+
+    @property
+    def units(self) -> Units:
+        """What the rates of its model are measured in."""
 
     def hello(self) -> Hello:
         """What the server may know of the client's data."""
@@ -239,9 +243,10 @@ class Setup:
         return trimmed_mean(rows, all_but_the_middle if median else int(self.trim * len(rows)))
 
     def like(self, key: str) -> Tensor:
-        """A tensor of the shape that `adapter`, `delta` or `head` has in a message."""
+        """A tensor shaped as `adapter`, `delta`, `head` or `head_change` is in a message."""
         adapter, head = self.initial.adapter, self.initial.head
-        return {"adapter": adapter, "delta": adapter, "head": head}[key]
+        names = {"adapter": adapter, "delta": adapter, "head": head, "head_change": head}
+        return names[key]
 
     def stack(
         self, replies: Mapping[int, Reply], key: str, like: Tensor | None = None
@@ -293,12 +298,22 @@ class Client(ABC):
             phi = optimizer.step(phi, self.task.grad(phi, batch, part), part)
         return phi
 
-    def optimizer(self, model: str = "model", *, same_rate: bool = False) -> LocalOptimizer:
+    def optimizer(
+        self, model: str = "model", rates: tuple[float, float] | None = None
+    ) -> LocalOptimizer:
         """What steps one of the client's models through this round.
 
-        A client that trains several names them. `same_rate`: heads at the adapters' rate.
+        A client that trains several names them. `rates` of adapters and heads: for steps that are
+        not along a gradient of the loss.
         """
-        return LocalOptimizer(self.config, self.task.round, self.state, model, same_rate=same_rate)
+        return LocalOptimizer(
+            self.config, self.task.round, self.state, model, self.task.units, rates
+        )
+
+    def rates(self, lr: float) -> tuple[float, float]:
+        """Of adapters and heads, for a plain gradient step of the method's own at rate `lr`."""
+        rates: tuple[float, float] = self.config.rates(lr, self.task.units)
+        return rates
 
     def hello(self, down: Tensors) -> Reply:
         """Say what the server may know before round 1; see `Hello`."""
@@ -345,10 +360,14 @@ class Client(ABC):
         return {**values, f"{split}_examples": score.num_examples}
 
     def evaluate_mean(self, down: Tensors) -> Reply:
-        """Score the mean of all on the validation data; the head is one's own if none was sent."""
-        own = {"head": self.state.get("head", self.task.initial.head)}
-        score = self.task.score(Params.of(own | down), "validation")
+        """Score the mean of all on the validation data."""
+        score = self.task.score(self.mean_model(down), "validation")
         return Reply(metrics={f"mean_validation_{name}": v for name, v in score.values.items()})
+
+    def mean_model(self, down: Tensors) -> Params:
+        """The mean of all as a model; under the client's own head if none was sent."""
+        own = {"head": self.state.get("head", self.task.initial.head)}
+        return Params.of(own | down)
 
     def export(self, down: Tensors) -> Reply:
         """Save the personal model at the client's own site: a private head is not sent up."""

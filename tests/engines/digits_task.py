@@ -15,6 +15,7 @@ from pfedseq.federation import Hello
 from pfedseq.measures import score
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
+from pfedseq.training.config import Units
 
 PIXELS, CLASSES, BATCH = 64, 10, 16
 
@@ -37,6 +38,12 @@ class DigitsTask:
     t: int
     flipped: bool = False
     saved: list = field(default_factory=list)
+
+    units = Units()
+
+    @property
+    def round(self):
+        return self.t
 
     @property
     def initial(self):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pfedseq.learners.history import History, fill_gaps
+from pfedseq.learners.history import History, Lengths, bounded, fill_gaps
 
 THEN, NOW = torch.arange(6.0).view(3, 1, 2) + 1, -torch.ones(3, 1, 2)
 PRESENT = torch.tensor([True, False, True])
@@ -63,3 +63,31 @@ def test_who_left_is_forgotten_and_who_came_is_unknown():
     for value in (3.0, 4.0):
         history.append(torch.full((3, 1, 2), value))
     assert history.window()[0, 1].tolist() == [[2, 200, 0], [3, 3, 3], [4, 4, 4]]
+
+
+def test_an_update_is_cut_to_a_multiple_of_its_clients_usual_length():
+    """Usual lengths 1 and 10: of (3, 4), which is 5 long, 1.5 is left for client 0, all for 1.
+
+    Nothing is usual for client 2, which has sent no update yet.
+    """
+    deltas = torch.tensor([3.0, 4.0]).expand(3, 1, 2)
+    usual = torch.tensor([[1.0], [10.0], [0.0]])
+    cut = bounded(deltas, usual, 1.5)
+    torch.testing.assert_close(cut[0, 0], torch.tensor([0.9, 1.2]))
+    assert torch.equal(cut[1:], deltas[1:])
+    assert torch.equal(bounded(torch.zeros(1, 1, 2), usual[:1], 1.5), torch.zeros(1, 1, 2))
+
+
+def test_layers_are_bounded_one_by_one():
+    deltas = torch.tensor([[[4.0], [4.0]]])  # one client, two layers
+    assert bounded(deltas, torch.tensor([[1.0, 8.0]]), 2.0).flatten().tolist() == [2.0, 4.0]
+
+
+def test_what_is_usual_is_the_median_of_the_rounds_with_an_update():
+    """Client 0: 1, 100, 2 → 2, whatever the outlier. Client 1: absent, 4, 6 → the lower one, 4."""
+    lengths = Lengths(3)
+    for of_clients in ([9.0, 9.0], [1.0, 0.0], [100.0, 4.0], [2.0, 6.0]):
+        lengths.append(torch.tensor(of_clients)[:, None])
+    assert lengths.usual().flatten().tolist() == [2.0, 4.0], "of the last three rounds"
+    lengths.reseat([1], 1)
+    assert lengths.usual().flatten().tolist() == [4.0, 0.0], "nothing is known of the newcomer"

@@ -87,7 +87,7 @@ def test_pfedme_with_one_inner_step_is_fedavg_with_the_product_of_its_rates():
     w_i = w − η λ (w − θ) = w − η λ η_p ∇L(w).
     """
     options = METHODS["pfedme"].config(
-        lr=0.1, proximal_weight=5.0, inner_lr=0.3, inner_steps=1, inner_decay=0.0
+        outer_lr=0.1, proximal_weight=5.0, lr=0.3, inner_steps=1, inner_decay=0.0
     )
     pfedme, _ = play(METHODS["pfedme"], options, CENTERS, SIZES, 4)
     product = METHODS["fedavg"].config(lr=0.1 * 5.0 * 0.3)
@@ -107,7 +107,7 @@ def test_pfedme_with_one_inner_step_expanded():
     eta, lam, eta_p, mu = 0.1, 5.0, 0.3, 0.2
     method, (c, w) = METHODS["pfedme"], random_centers(2, seed=3)
     options = method.config(
-        lr=eta, proximal_weight=lam, inner_lr=eta_p, inner_steps=1, inner_decay=mu
+        outer_lr=eta, proximal_weight=lam, lr=eta_p, inner_steps=1, inner_decay=mu
     )
     state = {}
     client = method.client(options, QuadraticTask(c, num_batches=2), state)

@@ -42,7 +42,7 @@ def test_two_steps_in_one():
         torch.testing.assert_close(saved.head, personal.head)
         scored = clients.call("evaluate", 3, {i: down[i]})[i].metrics["test_loss"]
         expected = clients.sites[i].task(3, "evaluate").score(personal, "test")
-        assert scored == pytest.approx(expected.loss)
+        assert scored == pytest.approx(expected["loss"])
 
 
 def test_each_half_of_a_meta_step_has_its_own_batch():
@@ -89,6 +89,8 @@ def test_one_rate_serves_both_steps_unless_told_otherwise():
 
 
 def test_a_rate_that_is_not_given_is_left_out_of_the_saved_config():
-    config = make_config({"run": {"methods": ["per_fedavg"]}, "training": {"lr": 0.3}})
+    config = make_config(
+        {"run": {"methods": ["per_fedavg"]}, "training": {"lr": 0.3, "head_lr": 0.6}}
+    )
     saved = make_config(tomllib.loads(dump_config(config)))
-    assert saved.method_config("per_fedavg") == PerFedAvgConfig(lr=0.3)
+    assert saved.method_config("per_fedavg") == PerFedAvgConfig(lr=0.3, head_lr=0.6, head="both")

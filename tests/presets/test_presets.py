@@ -42,15 +42,18 @@ def test_the_papers_values(name):
     learner = config.method_config("pfedseq")
     assert (learner.warmup_rounds, learner.max_sequence_length) == (10, length)
     assert (learner.architecture, learner.state_dim, learner.num_blocks) == ("mamba", 16, 2)
-    for method in ("per_fedavg", "pfedme"):
-        assert config.method_config(method).lr == meta_lr
+    assert (config.training.head_lr, config.training.rate_units) == (lr, "plain")
+    assert (config.training.head, config.adapter.scale) == ("private", 1)
+    assert learner.history_clip == 0
+    assert config.method_config("per_fedavg").lr == meta_lr
+    assert config.method_config("pfedme").outer_lr == meta_lr
     for method in ("pfedhn", "pfedla", "pefll"):
         assert config.method_config(method).hypernet_lr == hypernet_lr
 
 
 def test_the_papers_presets_run_the_default_learner_and_literal_the_plain_reading():
     """Every option of the learner is written out, so a changed default is noticed here."""
-    default = PFedSeqConfig()
+    default = PFedSeqConfig(gain=30)  # the default of 100 is for a user's own data
     open_to_us = ("learner_lr", "gain", "signed", "zero_projections", "residual", "scale")
     for name in PAPER:
         learner = load_config(name).method_config("pfedseq")

@@ -154,10 +154,10 @@ def test_per_fedavgs_meta_step_takes_the_optimizer_and_its_inner_step_is_plain(
 def test_pfedmes_draw_takes_the_optimizer_and_its_solve_is_plain(ours, optimizer, theirs):
     """The envelope's gradient is λ (w − θ); both parts of w have the rate η."""
     options = PFedMeConfig(
-        lr=LR,
-        head_lr=HEAD_LR,
+        outer_lr=LR,
+        lr=0.1,
+        head_lr=0.03,
         proximal_weight=3.0,
-        inner_lr=0.1,
         inner_steps=2,
         inner_decay=0.0,
         local_epochs=3,

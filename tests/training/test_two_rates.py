@@ -82,7 +82,7 @@ def test_pfedmes_inner_steps_have_two_rates_and_its_draw_has_one():
     of both parts, 0.1² and 0.775² of the way to it are left, and w is drawn by η λ = 0.3 in both.
     """
     options = PFedMeConfig(
-        lr=LR, head_lr=HEAD_LR, proximal_weight=3, inner_lr=0.2, inner_decay=0.5, inner_steps=2
+        outer_lr=LR, lr=0.2, head_lr=0.05, proximal_weight=3, inner_decay=0.5, inner_steps=2
     )
     one = PFedMeClient(options, QuadraticTask(CENTER), {})
     reply = one.train(DOWN)
@@ -93,9 +93,9 @@ def test_pfedmes_inner_steps_have_two_rates_and_its_draw_has_one():
 
 
 def test_pfedmes_inner_rate_of_the_heads_may_not_overshoot_either():
-    values = {"run": {"methods": ["pfedme"]}, "training": {"lr": 0.005, "head_lr": 0.1}}
-    with pytest.raises(InputError, match="inner_lr · proximal_weight is 3 and must not exceed 2"):
-        make_config(values, ["methods.pfedme.inner_lr=0.01"])
+    one = PFedMeClient(PFedMeConfig(lr=0.01, head_lr=0.2), QuadraticTask(CENTER), {})
+    with pytest.raises(InputError, match="head_lr · proximal_weight is 3 and must not exceed 2"):
+        one.train(DOWN)
 
 
 def test_apples_core_moves_as_by_sgd_with_two_parameter_groups():

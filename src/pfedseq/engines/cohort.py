@@ -21,6 +21,7 @@ from torch import Tensor
 from pfedseq.federation import Answer, Batch, Hello, Part, Question, Site, Split, Task
 from pfedseq.measures import Score
 from pfedseq.params import Params
+from pfedseq.training.config import Units
 
 FULL_PASS, FULL_PASS_OF_A_CARD = 40, 64
 """Examples in a pass with which the backbone's products are near their fastest."""
@@ -97,6 +98,11 @@ class CohortTask:
     def num_examples(self) -> int:
         """|D_i|."""
         return self.task.num_examples
+
+    @property
+    def units(self) -> Units:
+        """Of the model's rates."""
+        return self.task.units
 
     def hello(self) -> Hello:
         """The task's own."""

@@ -23,6 +23,7 @@ from pfedseq.engines.states import MemoryStates
 from pfedseq.federation import Server, Tensors
 from pfedseq.learners.history import History
 from pfedseq.learners.running_sums import RunningSums
+from pfedseq.methods.pfedseq import PFedSeqServer
 from pfedseq.model.task import ExampleSite
 from pfedseq.runs.checkpoint import Checkpoints, server_state
 from pfedseq.runs.world import World
@@ -201,7 +202,9 @@ def _history_of(server: Server) -> History | RunningSums | None:
 
 def _warmup_of(server: Server) -> int:
     """W: rounds in which a server does less than in those that follow."""
-    return int(getattr(server.config, "warmup_rounds", 0))
+    if not isinstance(server, PFedSeqServer):
+        return 0
+    return server.config.warmup(server.setup.num_rounds)
 
 
 def _seconds_after_warmup(found: _Measured, length: int, rounds: int) -> float:

@@ -84,7 +84,7 @@ class LearnerConfig(BaseConfig):
         description="divide each adapter parameter's window by its RMS, and multiply ξ by it and "
         "by the gain; none: neither",
     )
-    gain: float = Field(30.0, gt=0, description="what ξ is multiplied by beside the row's RMS")
+    gain: float = Field(100.0, gt=0, description="what ξ is multiplied by beside the row's RMS")
     learner_lr: float = Field(
         1e-4, gt=0, description="Adam's rate for ψ; paper: 1e-3 of {1e-4, 5e-4, 1e-3, 5e-3, 1e-2}"
     )

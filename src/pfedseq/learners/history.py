@@ -10,6 +10,8 @@ from torch import Tensor
 GAP_DECAY = 0.5
 """What is left, a round later, of the update that stands in for an absent client's."""
 
+SMALLEST_LENGTH = 1e-30
+"""Keeps an update of zeros from dividing by zero."""
 
 Gap = Literal["zero", "last", "decayed"]
 
@@ -25,8 +27,19 @@ def fill_gaps(deltas: Tensor, present: Tensor, newest: Tensor | None, policy: Ga
     return torch.where(present[:, None, None], deltas, stand_in)
 
 
-class History:
-    """A window over Δ^1, Δ^2, … that keeps the newest `max_length` rounds (Eq. 6)."""
+def bounded(deltas: Tensor, usual: Tensor, factor: float) -> Tensor:
+    """Δ^t (N, K, D), scaled down in each client's layer to `factor` times its usual length (N, K).
+
+    A client without a usual length (0: nothing is known of it) is left as it is.
+    """
+    lengths = deltas.norm(dim=-1)
+    limits = torch.where(usual > 0, factor * usual, torch.inf)
+    shares: Tensor = (limits / lengths.clamp_min(SMALLEST_LENGTH)).clamp(max=1)
+    return deltas * shares.unsqueeze(-1)
+
+
+class Rounds:
+    """The newest `max_length` rounds of something that each client has: tensors (N, …)."""
 
     def __init__(self, max_length: int) -> None:
         self.max_length = max_length
@@ -36,6 +49,38 @@ class History:
     def __len__(self) -> int:
         return len(self._rounds)
 
+    def append(self, of_clients: Tensor) -> None:
+        """Add one round's (N, …); the oldest beyond L rounds is forgotten."""
+        self._rounds.append(of_clients.detach())
+
+    def reseat(self, kept: Sequence[int], newcomers: int) -> None:
+        """Of those that are not `kept` nothing is left; nothing is known of the newcomers."""
+        rows = [of_clients[list(kept)] for of_clients in self._rounds]
+        joined = [of_kept.new_zeros(newcomers, *of_kept.shape[1:]) for of_kept in rows]
+        self._rounds = deque(map(torch.cat, zip(rows, joined, strict=True)), self.max_length)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The rounds by age, for a checkpoint."""
+        return {str(age): of_clients for age, of_clients in enumerate(self._rounds)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state_dict` gave."""
+        self._rounds.clear()
+        self._rounds.extend(state[str(age)] for age in range(len(state)))
+
+
+class Lengths(Rounds):
+    """How long each client's updates have been in each layer: ‖Δ‖ (N, K); 0 of an absent client."""
+
+    def usual(self) -> Tensor:
+        """(N, K) each client's median over the window; 0 for one that has sent nothing in it."""
+        lengths = torch.stack(tuple(self._rounds))  # (L', N, K)
+        return torch.where(lengths > 0, lengths, torch.nan).nanmedian(0).values.nan_to_num(0.0)
+
+
+class History(Rounds):
+    """A window over Δ^1, Δ^2, … that keeps the newest L rounds (Eq. 6)."""
+
     def newest(self) -> Tensor | None:
         """The last round's Δ (N, K, D); none before the first."""
         return self._rounds[-1] if self._rounds else None
@@ -43,16 +88,6 @@ class History:
     def known(self) -> Tensor:
         """(N,) the clients of which the window holds an update."""
         return torch.stack([(deltas != 0).flatten(1).any(1) for deltas in self._rounds]).any(0)
-
-    def append(self, deltas: Tensor) -> None:
-        """Add one round's Δ (N, K, D); the oldest beyond L rounds is forgotten."""
-        self._rounds.append(deltas.detach())
-
-    def reseat(self, kept: Sequence[int], newcomers: int) -> None:
-        """Of those that are not `kept` nothing is left; nothing is known of the newcomers."""
-        rows = [deltas[list(kept)] for deltas in self._rounds]
-        joined = [of_kept.new_zeros(newcomers, *of_kept.shape[1:]) for of_kept in rows]
-        self._rounds = deque(map(torch.cat, zip(rows, joined, strict=True)), self.max_length)
 
     def window(self) -> Tensor:
         """All rounds kept, oldest first: (K, D, L', N) with L' ≤ L, a view of (L', N, K, D)."""
@@ -63,12 +98,3 @@ class History:
         if rows is None:
             return self.window()
         return torch.stack([deltas[..., rows] for deltas in self._rounds]).permute(2, 3, 0, 1)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The rounds by age, for a checkpoint."""
-        return {str(age): deltas for age, deltas in enumerate(self._rounds)}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
-        self._rounds.clear()
-        self._rounds.extend(state[str(age)] for age in range(len(state)))

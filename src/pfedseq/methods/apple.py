@@ -29,7 +29,6 @@ from pfedseq.params import Params
 class AppleConfig(MethodConfig):
     """Options of APPLE."""
 
-    lr: float = Field(0.005, gt=0, description="η; c_i moves by N η p_ii g, with p_ii ≈ 1/N")
     relation_lr: float = Field(1e-3, gt=0, description="rate of p_i; paper: 0.001 of {0.001, …, 1}")
     prior_weight: float = Field(0.1, ge=0, description="μ, pull of p_i to p⁰; authors: 0.1")
     prior_share: float = Field(

@@ -13,16 +13,8 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from pfedseq.federation import (
-    Client,
-    Method,
-    MethodConfig,
-    Reply,
-    Server,
-    Setup,
-    Tensors,
-)
-from pfedseq.params import Params
+from pfedseq.federation import Method, MethodConfig, Reply, Setup, Tensors
+from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
 
 
 class FedRepConfig(MethodConfig):
@@ -31,10 +23,10 @@ class FedRepConfig(MethodConfig):
     head_epochs: int = Field(1, ge=1, description="passes on ω before the passes on θ; paper: 1")
 
 
-class FedRepServer(Server):
+class FedRepServer(OwnHeadServer):
     """θ ← Σ_i |D_i| / |D| · θ_i."""
 
-    persistent = ("adapter",)
+    persistent = ("adapter", *OwnHeadServer.persistent)
     takes = ("adapter",)
 
     def __init__(self, config: FedRepConfig, setup: Setup) -> None:
@@ -43,29 +35,26 @@ class FedRepServer(Server):
 
     def payload(self, i: int) -> Tensors:
         """The shared θ."""
-        return {"adapter": self.adapter}
+        return {"adapter": self.adapter} | self.common_head()
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Average the adapters."""
         adapters, present = self.setup.stack(replies, "adapter")
         self.adapter = self.setup.aggregate(adapters, present)
+        self.take_heads(replies)
 
 
-class FedRepClient(Client):
+class FedRepClient(OwnHeadClient):
     """First the head on fixed features, then the adapter under a fixed head."""
 
     config: FedRepConfig
 
     def train(self, down: Tensors) -> Reply:
         """ω_i ← SGD over ω; then θ_i ← SGD over θ from the shared θ."""
-        phi = self.fit(self.personal(down), self.config.head_epochs, part="head")
+        start = self.personal(down)
+        phi = self.fit(start, self.config.head_epochs, part="head")
         phi = self.fit(phi, part="adapter")
-        self.state["head"] = phi.head
-        return Reply({"adapter": phi.adapter})
-
-    def personal(self, down: Tensors) -> Params:
-        """(θ, ω_i)."""
-        return Params(down["adapter"], self.state.get("head", self.task.initial.head))
+        return Reply({"adapter": phi.adapter} | self.keep_head(start, phi, down))
 
 
 METHOD = Method(

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pfedseq.errors import InputError
-from pfedseq.federation import Clients, Method, Reply, Server, Setup, Tensors
+from pfedseq.federation import Clients, Method, Reply, Setup, Tensors
 from pfedseq.methods.parts.hypernets import (
     GeneratorConfig,
     Standardise,
@@ -31,18 +31,21 @@ from pfedseq.methods.parts.hypernets import (
     embed,
     embedding_network,
 )
-from pfedseq.methods.parts.own_head import OwnHeadClient
+from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
 from pfedseq.optim import clipped_step, pull_back
 
 _KEPT = "embedding/"
 """Prefix of f's weights in a client's state, where they wait for `backprop`."""
 
 
-class PeFLLServer(Server):
+class PeFLLServer(OwnHeadServer):
     """θ_i = h(v_i), v_i = the mean of f over client i's data; h and f ascend (∇ θ_i)ᵀ Δ_i."""
 
     config: GeneratorConfig
-    persistent = ("descriptors", "described", "profiles", "f", "standardise", "h", "optimizer")
+    persistent = (
+        *("descriptors", "described", "profiles", "f", "standardise", "h", "optimizer"),
+        *OwnHeadServer.persistent,
+    )
     takes = ("delta",)
 
     def __init__(self, config: GeneratorConfig, setup: Setup) -> None:
@@ -64,7 +67,8 @@ class PeFLLServer(Server):
     @torch.no_grad()
     def payload(self, i: int) -> Tensors:
         """θ_i from all of client i's training data."""
-        return {"adapter": self.h(self.standardise(self.profiles[i : i + 1]))[0]}
+        adapter = self.h(self.standardise(self.profiles[i : i + 1]))[0]
+        return {"adapter": adapter} | self.common_head()
 
     def run_round(self, t: int, clients: Clients) -> None:
         """Train from the last descriptors, finish the gradient of f, step, describe anew."""
@@ -73,7 +77,7 @@ class PeFLLServer(Server):
         with torch.no_grad():
             adapters = self.h(self.standardise(self.descriptors))
         present = [i for i in clients.participants(t) if self.described[i]]
-        down = {i: {"adapter": adapters[i]} for i in present}
+        down = {i: {"adapter": adapters[i]} | self.common_head() for i in present}
         if replies := clients.call("train", t, down):
             self.update(t, replies)
             gradients = self.descriptors.grad
@@ -96,6 +100,7 @@ class PeFLLServer(Server):
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Pull the mean over clients of Δ_i back through h, into h's and the descriptors' .grad."""
         deltas, _ = self.setup.stack(replies, "delta")
+        self.take_heads(replies)
         self.optimizer.zero_grad()
         self.descriptors = self.descriptors.detach().requires_grad_()
         pull_back(self.h(self.standardise(self.descriptors)), deltas / len(replies))

@@ -24,12 +24,6 @@ from pfedseq.params import Params
 class PerFedAvgConfig(MethodConfig):
     """Options of Per-FedAvg."""
 
-    lr: float = Field(
-        0.005,
-        gt=0,
-        description="β, rate of the meta-step; paper: 0.005, DomainNet and Omniglot 0.01, "
-        "of {0.001, 0.005, 0.01, 0.05}",
-    )
     inner_lr: float | None = Field(
         None, gt=0, description="α, rate of the adaptation step; as lr where it is not given"
     )
@@ -59,8 +53,7 @@ class PerFedAvgClient(Client):
 
     def adapted(self, phi: Params, batch: Batch) -> Params:
         """φ − α ∇L(φ; B)."""
-        rates = self.config.rates(self.config.adaptation_rate)
-        return phi.descend(self.task.grad(phi, batch), *rates)
+        return phi.descend(self.task.grad(phi, batch), *self.rates(self.config.adaptation_rate))
 
 
 def double_batches(task: Task, epochs: int) -> Iterator[tuple[Batch, Batch]]:

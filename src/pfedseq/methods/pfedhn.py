@@ -17,17 +17,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from pfedseq.federation import Method, Reply, Server, Setup, Tensors
+from pfedseq.federation import Method, Reply, Setup, Tensors
 from pfedseq.methods.parts.hypernets import GeneratorConfig, build, build_generator, descriptor_dim
-from pfedseq.methods.parts.own_head import OwnHeadClient
+from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
 from pfedseq.optim import step_along
 
 
-class PFedHNServer(Server):
+class PFedHNServer(OwnHeadServer):
     """θ_i = h(v_i; φ); φ and v_i ascend Δ_i: (∇_φ θ_i)ᵀ Δ_i and (∇_v θ_i)ᵀ Δ_i."""
 
     config: GeneratorConfig
-    persistent = ("descriptors", "generator", "optimizer")
+    persistent = ("descriptors", "generator", "optimizer", *OwnHeadServer.persistent)
     takes = ("delta",)
 
     def __init__(self, config: GeneratorConfig, setup: Setup) -> None:
@@ -50,11 +50,12 @@ class PFedHNServer(Server):
     @torch.no_grad()
     def payload(self, i: int) -> Tensors:
         """θ_i."""
-        return {"adapter": self.generate([i])[0]}
+        return {"adapter": self.generate([i])[0]} | self.common_head()
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """One Adam step along the mean over clients of Jᵢᵀ Δ_i."""
         deltas, _ = self.setup.stack(replies, "delta")
+        self.take_heads(replies)
         ids = sorted(replies)
         direction = deltas[ids] / len(ids)
         step_along(self.optimizer, self.generate(ids), direction, self.config.max_grad_norm)

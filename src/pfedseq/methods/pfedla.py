@@ -17,17 +17,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from pfedseq.federation import Method, Reply, Server, Setup, Tensors
+from pfedseq.federation import Method, Reply, Setup, Tensors
 from pfedseq.methods.parts.hypernets import HypernetConfig, LayerWeights, build
-from pfedseq.methods.parts.own_head import OwnHeadClient
+from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
 from pfedseq.optim import step_along
 
 
-class PFedLAServer(Server):
+class PFedLAServer(OwnHeadServer):
     """θ_i^k = Σ_j α_ij^k θ_j^k with α_i = HN_i(e_i; ψ_i); ψ_i, e_i ascend (∇ θ_i)ᵀ Δ_i."""
 
     config: HypernetConfig
-    persistent = ("pool", "hypernets", "optimizer")
+    persistent = ("pool", "hypernets", "optimizer", *OwnHeadServer.persistent)
     takes = ("delta",)
     needs_everyone = "every client's hypernetwork writes a weight for each of the others"
 
@@ -53,11 +53,12 @@ class PFedLAServer(Server):
     @torch.no_grad()
     def payload(self, i: int) -> Tensors:
         """θ_i."""
-        return {"adapter": self.mix(i)}
+        return {"adapter": self.mix(i)} | self.common_head()
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Step each present client's hypernetwork along its Δ_i; renew its place in the pool."""
         deltas, _ = self.setup.stack(replies, "delta")
+        self.take_heads(replies)
         ids = sorted(replies)
         mixed = torch.stack([self.mix(i) for i in ids])  # from the pool that made what was sent
         if t > 1:

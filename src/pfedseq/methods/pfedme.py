@@ -10,10 +10,9 @@ Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method
 `local_epochs` passes over the data, where the authors' R is a number of batches. As in their code,
 the inner gradient carries a weight decay, and the inner problem of each batch starts from the
 solution of the batch before. Their inner rate of 0.09 diverges on a ViT's features (curvature up to
-85 was measured, and η_p (λ + curvature) must stay below 2), so the default is PFLlib's 0.01.
-Where heads have a rate of their own, it is that of the inner steps on ω, η_p · head_lr / lr, the
-only steps along a gradient of the loss. The draw of w_i towards θ_i is a weighted mean of the two,
-stable for every η λ ≤ 1, and takes adapters and heads alike.
+85 was measured, and η_p (λ + curvature) must stay below 2). η_p is `lr`, and `head_lr` for ω, as in
+every gradient step on the loss. The draw of w_i towards θ_i (`outer_lr`) is a weighted mean of the
+two, stable for every η λ ≤ 1, and takes adapters and heads alike.
 """
 
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from pfedseq.errors import InputError
 from pfedseq.federation import Batch, Client, Method, MethodConfig, Reply, Tensors
 from pfedseq.methods.fedavg import FedAvgServer
 from pfedseq.params import Params
@@ -29,17 +29,14 @@ from pfedseq.params import Params
 class PFedMeConfig(MethodConfig):
     """Options of pFedMe."""
 
-    lr: float = Field(
+    outer_lr: float = Field(
         0.005,
         gt=0,
-        description="η, rate of w_i; paper: 0.005, DomainNet and Omniglot 0.01, "
+        description="η, w_i ← w_i − η λ (w_i − θ_i); paper: 0.005, DomainNet and Omniglot 0.01, "
         "of {0.001, 0.005, 0.01, 0.05}",
     )
     proximal_weight: float = Field(15.0, gt=0, description="λ, pull of θ_i to w_i; authors: 15")
     inner_steps: int = Field(5, ge=1, description="K, steps of θ_i on each batch; authors: 5")
-    inner_lr: float = Field(
-        0.01, gt=0, description="η_p, rate of these; PFLlib: 0.01, authors: 0.09"
-    )
     inner_decay: float = Field(
         1e-3, ge=0, description="μ, decay of θ_i; 0.001 in the authors' code, 0 in their paper"
     )
@@ -49,14 +46,17 @@ class PFedMeConfig(MethodConfig):
 
     @model_validator(mode="after")
     def _steps_do_not_overshoot(self) -> Self:
-        inner_lr = max(self.rates(self.inner_lr))
-        for name, rate, limit in (("lr", self.lr, 1), ("inner_lr", inner_lr, 2)):
-            if rate * self.proximal_weight > limit:
-                raise ValueError(
-                    f"{name} · proximal_weight is {rate * self.proximal_weight:.3g} and must not "
-                    f"exceed {limit}, or the steps overshoot: lower one of the two"
-                )
+        if self.outer_lr * self.proximal_weight > 1:
+            raise ValueError(overshoot("outer_lr", self.outer_lr * self.proximal_weight, 1))
         return self
+
+
+def overshoot(rate: str, product: float, limit: float) -> str:
+    """Why two options do not go together."""
+    return (
+        f"{rate} · proximal_weight is {product:.3g} and must not exceed {limit}, or the steps "
+        "overshoot: lower one of the two"
+    )
 
 
 class PFedMeServer(FedAvgServer):
@@ -79,7 +79,7 @@ class PFedMeClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """θ_i ≈ argmin L(θ; B) + λ/2 ‖θ − w_i‖²; w_i ← w_i − η λ (w_i − θ_i)."""
-        optimizer = self.optimizer(same_rate=True)
+        optimizer = self.optimizer(rates=(self.config.outer_lr, self.config.outer_lr))
         inner = local = Params.of(down)  # θ_i, w_i
         for batch in self.task.batches(self.config.local_epochs):
             inner = self.solve(inner, local, batch)
@@ -90,7 +90,9 @@ class PFedMeClient(Client):
     def solve(self, inner: Params, local: Params, batch: Batch) -> Params:
         """K gradient steps on L(θ; B) + λ/2 ‖θ − w_i‖² + μ/2 ‖θ‖²."""
         weight, decay = self.config.proximal_weight, self.config.inner_decay
-        rates = self.config.rates(self.config.inner_lr)
+        rates = self.rates(self.config.lr)
+        if max(rates) * weight > 2:
+            raise InputError(overshoot("pfedme's lr or head_lr", max(rates) * weight, 2))
         for _ in range(self.config.inner_steps):
             gradient = self.task.grad(inner, batch) + weight * (inner - local) + decay * inner
             inner = inner.descend(gradient, *rates)

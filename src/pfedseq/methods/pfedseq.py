@@ -19,17 +19,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pfedseq.federation import (
-    Method,
-    MethodConfig,
-    Reply,
-    Server,
-    Setup,
-    Tensors,
-)
+from pfedseq.federation import Method, MethodConfig, Reply, Setup, Tensors
 from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
-from pfedseq.learners.history import Gap, fill_gaps
-from pfedseq.methods.parts.own_head import OwnHeadClient
+from pfedseq.learners.history import Gap, Lengths, bounded, fill_gaps
+from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
 from pfedseq.optim import step_along
 from pfedseq.params import weighted_mean
 
@@ -37,8 +30,11 @@ from pfedseq.params import weighted_mean
 class PFedSeqConfig(MethodConfig, LearnerConfig):
     """Options of pFedSeq: the schedule here, the learner's in `LearnerConfig`."""
 
-    warmup_rounds: int = Field(
-        10, ge=0, description="W, rounds that only train the learner; paper: 10 of {5, …, 40}"
+    warmup_rounds: int | None = Field(
+        None,
+        ge=0,
+        description="W, rounds that only train the learner; default: a sixth of all, from 2 to 10; "
+        "paper: 10 of {5, …, 40}",
     )
     history_gap: Gap = Field(
         "last",
@@ -46,21 +42,36 @@ class PFedSeqConfig(MethodConfig, LearnerConfig):
         "update again, or half of that",
     )
 
+    history_clip: float = Field(
+        1.5,
+        ge=0,
+        description="longest update that the learner sees, layer by layer, as a multiple of the "
+        "median of that client's last L; longer ones are scaled down; 0 and the paper: any",
+    )
+
+    def warmup(self, rounds: int) -> int:
+        """W in a run of so many rounds."""
+        given = self.warmup_rounds
+        return min(10, max(2, rounds // 6)) if given is None else given
+
     def advice(self, rounds: int) -> list[str]:
         """A warm-up that outlasts the run never lets the learner speak."""
-        if self.warmup_rounds < rounds:
+        if self.warmup(rounds) < rounds:
             return []
         return [
-            f"warmup_rounds = {self.warmup_rounds} is not below run.rounds = {rounds}: "
+            f"warmup_rounds = {self.warmup(rounds)} is not below run.rounds = {rounds}: "
             "pFedSeq will send the mean adapter alone and never a personal one"
         ]
 
 
-class PFedSeqServer(Server):
+class PFedSeqServer(OwnHeadServer):
     """Algorithm 1, the server's part."""
 
     config: PFedSeqConfig
-    persistent = ("adapters", "shared", "history", "learner", "optimizer")
+    persistent = (
+        *("adapters", "shared", "history", "lengths", "learner", "optimizer"),
+        *OwnHeadServer.persistent,
+    )
     takes = ("delta",)
 
     def __init__(self, config: PFedSeqConfig, setup: Setup) -> None:
@@ -69,34 +80,45 @@ class PFedSeqServer(Server):
         self.shared = setup.initial.adapter  # the mean adapter (K, D)
         self.learner = CalibrationLearner(config, setup)
         self.history = self.learner.empty_history()
+        self.lengths = Lengths(config.max_sequence_length)
         self.notes = self.learner.notes(setup)
         self.optimizer = self.learner.optimizer()
 
     def payload(self, i: int) -> Tensors:
         """θ_i."""
-        return {"adapter": self.adapters[i]}
+        return {"adapter": self.adapters[i]} | self.common_head()
 
     def mean(self) -> Tensors:
         """What θ_i is without ξ_i."""
-        return {"adapter": self.shared}
+        return {"adapter": self.shared} | self.common_head()
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Train the learner on Δ^t, aggregate, and generate the next personal adapters."""
         deltas, present = self.setup.stack(replies, "delta")  # Δ^t (N, K, D)
+        self.take_heads(replies)
+        seen = self._bounded(deltas)  # as the learner sees them
         if self.history and self.config.ablation != "frozen":  # empty at t = 1
             rows = self.config.training_rows(self.setup, t)
             past = self.history.inputs(rows)  # Δ^{max(1, t−L) : t−1}, which made ξ^{t−1}
             calibrations = self.learner(past, self.history.known())
-            step_along(self.optimizer, calibrations, _of_rows(deltas, rows))  # Eq. (5)
+            step_along(self.optimizer, calibrations, _of_rows(seen, rows))  # Eq. (5)
         gaps = self.config.history_gap
-        self.history.append(fill_gaps(deltas, present, self.history.newest(), gaps))
+        self.history.append(fill_gaps(seen, present, self.history.newest(), gaps))
         self.shared = self.setup.aggregate(self.adapters + deltas, present)  # θ̃_i, Eq. (1)
         self.adapters = self.shared.expand_as(deltas)  # t ≤ W
         calibrations = torch.zeros_like(self.shared).expand_as(deltas)
-        if t > self.config.warmup_rounds:
+        if t > self.config.warmup(self.setup.num_rounds):
             calibrations = self._calibrations()
             self.adapters = self._base() + calibrations  # Eq. (3)
         self.figures = self._sizes(deltas, calibrations)
+
+    def _bounded(self, deltas: Tensor) -> Tensor:
+        """Δ^t without outliers: a local step too far would set the scale of everyone's ξ."""
+        limit, seen = self.config.history_clip, deltas
+        if limit and self.lengths:
+            seen = bounded(deltas, self.lengths.usual(), limit)
+        self.lengths.append(deltas.norm(dim=-1))
+        return seen
 
     def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
         """Newcomers get the mean adapter; what was learnt for those that stay is kept."""
@@ -104,6 +126,7 @@ class PFedSeqServer(Server):
         joined = self._base().expand(len(newcomers), -1, -1)
         self.adapters = torch.cat([self.adapters[list(kept)], joined])
         self.history.reseat(kept, len(newcomers))
+        self.lengths.reseat(kept, len(newcomers))
         self.learner, self.optimizer = self.learner.reseated(kept, self.setup, self.optimizer)
 
     def _base(self) -> Tensor:

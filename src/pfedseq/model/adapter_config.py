@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 from pfedseq.base_config import BaseConfig
 from pfedseq.errors import InputError
 
+IA3_SCALE = 8.0
+"""What stands for α / r in IA3, which has neither, where rates are divided by its square."""
+
 Target = Literal["query", "key", "value", "qkv", "output", "mlp_in", "mlp_gate", "mlp_out"]
 """`qkv` where one projection makes query, key and value; `mlp_gate` where the MLP has a gate."""
 
@@ -19,10 +22,13 @@ class AdapterConfig(BaseConfig):
         "lora", description="LoRA; DoRA, which also learns each row's length; IA3, scales alone"
     )
     rank: int = Field(
-        2, ge=1, description="LoRA's rank r; 2 on query and value is the paper's 73k; not for ia3"
+        4, ge=1, description="LoRA's rank r; paper: 2, its 73k parameters on a ViT-B; not for ia3"
     )
     alpha: float = Field(
-        2.0, gt=0, description="LoRA's α; the update is scaled by α / r; not for ia3"
+        32.0,
+        gt=0,
+        description="LoRA's α: its product is scaled by α / r, and its factor A learns (α / r)² "
+        "times as slowly as B; paper: unstated, here 2; not for ia3",
     )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="share of LoRA's inputs dropped in training; not for ia3"
@@ -48,6 +54,11 @@ class AdapterConfig(BaseConfig):
     start_sha256: str | None = Field(
         None, description="checksum of its weights, so that a resumed run starts from the same"
     )
+
+    @property
+    def scale(self) -> float:
+        """α / r, which multiplies LoRA's product; a training rate is divided by its square."""
+        return IA3_SCALE if self.kind == "ia3" else self.alpha / self.rank
 
     @model_validator(mode="after")
     def _ia3_drops_nothing(self) -> Self:

@@ -20,6 +20,7 @@ from pfedseq.model import shared_passes
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
+from pfedseq.training.config import Units
 
 EVALUATION_BATCH = 128
 
@@ -72,6 +73,11 @@ class ExampleTask:
         self.round = round
         self._kept: tuple[Tensor, Tensor] | None = None
         self._read: tuple[Batch, Tensor, Tensor] | None = None
+
+    @property
+    def units(self) -> Units:
+        """Those of the model."""
+        return self.model.units
 
     @property
     def initial(self) -> Params:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -10,16 +10,53 @@ from pfedseq.base_config import BaseConfig
 from pfedseq.training.rules import RULES
 from pfedseq.training.schedules import SCHEDULES
 
+HeadKind = Literal["private", "common", "both"]
+
+
+class Units(NamedTuple):
+    """What a model's rates are measured in, so that one rate suits every model."""
+
+    adapter: float = 1.0
+    """α / r: a step of η on LoRA's B changes the adapted weight by η (α/r)² G AᵀA."""
+    feature: float = 1.0
+    """Length of a feature f: a step of η on the head moves its logits by η |f|² (y − p)."""
+
+
+PLAIN = Units()
+ADAMW_LR = 2e-3
+"""Where a search for AdamW's rate starts; SGD's default would be a thousand times too high."""
+LARGEST_ADAMW_RATE = 0.1
+
 
 class LocalTraining(BaseConfig):
     """How a client trains: [training] says it for all methods, [methods.NAME] for one."""
 
-    lr: float = Field(0.005, gt=0, description="η, rate of local SGD; paper: 0.005, Omniglot 0.05")
+    lr: float = Field(
+        2.0,
+        gt=0,
+        description="η, rate of the adapters; paper: 0.005, Omniglot 0.05, both `plain`",
+    )
     head_lr: float | None = Field(
         None,
         gt=0,
-        description="rate of the heads where `lr` is that of the adapters; a method with an `lr` "
-        "of its own keeps their ratio; default and paper: as `lr`",
+        description="rate of the heads; default: the ratio to `lr` that [training] has",
+    )
+    rate_units: Literal["model", "plain"] = Field(
+        "model",
+        description="model: `lr` is divided by (alpha / rank)² and `head_lr` by the squared length "
+        "of the backbone's features, so that both suit every backbone and adapter; plain: rates of "
+        "SGD as they are (paper); those of AdamW are always plain",
+    )
+    head: HeadKind = Field(
+        "private",
+        description="which heads clients have, where the method has private ones; default: as in "
+        "[training]",
+    )
+    head_keep: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="with head = 'both', the share of a change that stays in the private part",
     )
     local_epochs: int = Field(1, ge=1, description="passes over the local data a round; paper: 1")
     optimizer: str = Field("sgd", description="`sgd` or `adamw`; paper: sgd")
@@ -57,6 +94,13 @@ class LocalTraining(BaseConfig):
         0.5, gt=0, le=1, description="what each drop of `step` multiplies the rates by"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _default_rates_of_adamw(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("optimizer") == "adamw":
+            return {"lr": ADAMW_LR, "head_lr": given.get("lr", ADAMW_LR), **given}
+        return given
+
     @field_validator("optimizer", "schedule")
     @classmethod
     def _known(cls, given: str, info: ValidationInfo) -> str:
@@ -74,6 +118,11 @@ class LocalTraining(BaseConfig):
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> Self:
+        if self.optimizer == "adamw" and max(self.rates(self.lr)) > LARGEST_ADAMW_RATE:
+            raise ValueError(
+                f"AdamW moves every number by its rate, and {max(self.rates(self.lr)):g} is a rate "
+                f"of SGD: set lr and head_lr, to {ADAMW_LR:g} for a start"
+            )
         remembers = self.optimizer != "sgd" or self.momentum
         if self.momentum and self.optimizer != "sgd":
             raise ValueError("momentum is an option of sgd; AdamW has betas")
@@ -97,6 +146,8 @@ class LocalTraining(BaseConfig):
         """The heads' rate as a multiple of the adapters'."""
         return 1.0 if self.head_lr is None else self.head_lr / self.lr
 
-    def rates(self, lr: float) -> tuple[float, float]:
+    def rates(self, lr: float, units: Units = PLAIN) -> tuple[float, float]:
         """Of adapters and heads, for a step of the method's own whose rate is `lr`."""
-        return lr, lr * self.head_ratio
+        if self.rate_units == "plain" or self.optimizer == "adamw":
+            units = PLAIN  # a step of AdamW has the length of its rate, whatever the gradient's is
+        return lr / units.adapter**2, lr * self.head_ratio / units.feature**2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pfedseq.params import Params, Part
-from pfedseq.training.config import LocalTraining
+from pfedseq.training.config import PLAIN, LocalTraining, Units
 from pfedseq.training.rules import RULES
 from pfedseq.training.rules.adamw import SECOND
 from pfedseq.training.schedules import rate_factor
@@ -35,13 +35,13 @@ class LocalOptimizer:
         t: int = 1,
         state: dict[str, Tensor] | None = None,
         model: str = "model",
-        *,
-        same_rate: bool = False,
+        units: Units = PLAIN,
+        rates: tuple[float, float] | None = None,
     ) -> None:
         self.config, self.model = config, model
         factor = rate_factor(config, t)
-        head_lr = config.lr if same_rate or config.head_lr is None else config.head_lr
-        self.rates = {"adapter": factor * config.lr, "head": factor * head_lr}
+        adapter, head = rates or config.rates(config.lr, units)
+        self.rates = {"adapter": factor * adapter, "head": factor * head}
         self._state = None if config.optimizer_state == "reset" else state
         self._memory = {part: self._found(part) for part in PARTS}
         self._plain = (
