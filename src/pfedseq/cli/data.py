@@ -153,6 +153,7 @@ def _config(
     needed = {
         "folder": "the folder of images",
         "hub": "a hub id or a folder of parquet files",
+        "table": "a CSV or parquet file (file_name,label,site)",
         "text": "a CSV file (client,label,text) or a folder of .txt files",
     }
     if name in needed and source is None and not _sets_source(assignments):

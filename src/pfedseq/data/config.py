@@ -56,21 +56,22 @@ class DataConfig(BaseConfig):
     )
     window: tuple[float, float] | None = Field(
         None,
-        description="for `folder` and `hub`: the values of 16-bit, 32-bit and float images that "
-        "become black and white, such as [0, 4095] (default: each image's own darkest and "
-        "brightest)",
+        description="for `folder`, `hub` and `table`: the values of images of more than 8 bits "
+        "that become black and white, such as [0, 4095] (default: a DICOM file's own window, else "
+        "each image's darkest and brightest value)",
     )
     skip_unreadable: bool = Field(
         False, description="leave out images that cannot be read, instead of refusing the data set"
     )
     image_column: str | None = Field(
         None,
-        description="for `hub`: the column of images (default: the only one that holds images)",
+        description="the column of images (default: for `hub` the only one that holds images, for "
+        "`table` the column `file_name`)",
     )
     label_column: str | None = Field(
         None,
-        description="for `hub` and `text`: the column of classes (default: label, labels or "
-        "fine_label)",
+        description="for `hub`, `table` and `text`: the column of classes (default: label, "
+        "labels or fine_label)",
     )
     text_column: str = Field("text", description="for `text`: the column of texts in a CSV file")
     max_tokens: int = Field(
@@ -78,12 +79,13 @@ class DataConfig(BaseConfig):
     )
     owner_column: str | None = Field(
         None,
-        description="for `hub` and `text`: the column that names each example's natural client; "
+        description="for `hub`, `table` and `text`: the column that names each example's natural "
+        "client (default: `site` of a table, `client` of texts); "
         "where it is given, `partition` is `owners` unless it says otherwise",
     )
     group_column: str | None = Field(
         None,
-        description="for `hub`, `text` and tables: the column that names each example's patient, "
+        description="for `hub`, `table` and `text`: the column that names each example's patient, "
         "subject or scene, all of whose examples are put on one side of a client's split; for "
         "`folder` the level `group` of `layout` does so",
     )
@@ -156,10 +158,11 @@ class DataConfig(BaseConfig):
         description="part of the training images held out for validation; 0.1, the paper's, for "
         "digits and the published data sets",
     )
-    keep_test_split: bool = Field(
-        False,
-        description="test on the source's own test images instead of 1 - train_fraction of all; "
-        "the paper does so for DomainNet (FedBN's lists)",
+    keep_test_split: bool | None = Field(
+        None,
+        description="test on the source's own test images instead of 1 - train_fraction of all "
+        "(default: where a folder level or a table's column names the splits, and for DomainNet, "
+        "as the paper does with FedBN's lists)",
     )
 
     @property
@@ -221,6 +224,7 @@ class DataConfig(BaseConfig):
         needed = {
             "folder": "the folder of images",
             "hub": "a hub id or parquet folder",
+            "table": "a CSV or parquet file (file_name,label,site)",
             "text": "a CSV file (client,label,text) or a folder of .txt files",
         }
         if self.name in needed and not self.source:
@@ -229,8 +233,10 @@ class DataConfig(BaseConfig):
             _check_layout(self.layout)
         if self.split == "random" and self.groups_named:
             raise ValueError("split = 'random' tears groups apart: use split = 'stratified'")
-        if self.window is not None and self.name not in ("folder", "hub"):
-            raise ValueError(f"window is for folder and hub; {self.name} has 8-bit images only")
+        if self.window is not None and self.name not in ("folder", "hub", "table"):
+            raise ValueError(
+                f"window is for folder, hub and table; {self.name} has 8-bit images only"
+            )
         if self.window is not None and not self.window[0] < self.window[1]:
             raise ValueError(f"window = {list(self.window)} must be [low, high] with low < high")
         return self

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from pfedseq.data.dicom import is_dicom, read_dicom
 from pfedseq.data.source import RawImage
 from pfedseq.errors import InputError
 
@@ -29,7 +30,7 @@ class Decoded:
     deep: bool = False
     """It had more than 8 bits of grey and was rescaled."""
     paged: bool = False
-    """It is a TIFF of several pages, of which the first was taken."""
+    """It has several pages or frames, of which the first was taken."""
 
 
 def decode(raw: RawImage, size: int, window: Window | None = None) -> Decoded:
@@ -44,15 +45,20 @@ def decode(raw: RawImage, size: int, window: Window | None = None) -> Decoded:
         raise content
     try:
         image: Image.Image
-        if isinstance(content, bytes):
+        deep = False
+        if isinstance(content, bytes) and is_dicom(content):
+            file = read_dicom(content, window)
+            grey = file.values.ndim == 2
+            image = Image.fromarray(_rescale(file.values, file.window) if grey else file.values)
+            deep, paged = not file.stated, file.frames > 1
+        elif isinstance(content, bytes):
             image = Image.open(io.BytesIO(content))
             paged = image.format == "TIFF" and getattr(image, "n_frames", 1) > 1
             ImageOps.exif_transpose(image, in_place=True)
         else:
             image, paged = Image.fromarray(content), False
-        deep = image.mode in _DEEP_MODES
-        if deep:
-            image = Image.fromarray(_rescaled(image, window))
+        if image.mode in _DEEP_MODES:
+            image, deep = Image.fromarray(_rescaled(image, window)), True
         # Grey stays one channel until after the resize: the same pixels for a third of the work.
         image = image.convert("L" if image.mode in ("1", "L") else "RGB")
     except Exception as fault:  # Pillow's decoders raise a dozen kinds of exception

@@ -12,11 +12,13 @@ import threading
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from PIL import features
 
+from pfedseq.data import dicom
 from pfedseq.errors import InputError
 
 try:
@@ -28,7 +30,9 @@ HEIC_SUFFIXES = frozenset({".heic", ".heif"})
 _COMMON_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp")
 _FURTHER_SUFFIXES = (".tif", ".tiff", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
 IMAGE_SUFFIXES = frozenset({*_COMMON_SUFFIXES, *_FURTHER_SUFFIXES})
-"""What is read as an image; .avif and .heic where this installation can."""
+"""What is read as an image; .avif, .heic and .dcm where this installation can."""
+if find_spec("pydicom"):
+    IMAGE_SUFFIXES |= dicom.SUFFIXES
 if features.check("avif"):
     IMAGE_SUFFIXES |= {".avif"}
 if register_heif_opener is not None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from pfedseq.data.dicom import SUFFIXES as DICOM_SUFFIXES
 from pfedseq.data.file_tree import HEIC_SUFFIXES, IMAGE_SUFFIXES, FileTree
 from pfedseq.data.location import Location
 from pfedseq.data.source import Entry, Source, source_of_files, split_roles
@@ -69,6 +70,8 @@ def _skipped(tree: FileTree) -> list[str]:
     note = f"skipped {count(found.total(), 'file')}: {some(kinds)}"
     if HEIC_SUFFIXES & found.keys() - IMAGE_SUFFIXES:
         note += "; `pip install 'pfedseq[heic]'` makes .heic readable"
+    if DICOM_SUFFIXES & found.keys() - IMAGE_SUFFIXES:
+        note += "; `pip install 'pfedseq[dicom]'` makes .dcm readable"
     return [note]
 
 

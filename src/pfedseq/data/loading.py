@@ -194,6 +194,9 @@ def _split(
     rng: np.random.RandomState,
 ) -> ClientData:
     keep = config.keep_test_split
+    if keep is None:  # a user who names splits means them; the hub's are the publisher's
+        named = config.name in ("folder", "table", "text") and examples.is_test is not None
+        keep = named and bool(examples.is_test is not None and examples.is_test.any())
     if keep and examples.is_test is None:
         raise InputError(
             f"{examples.name} has no test {examples.unit}s of its own to keep: "

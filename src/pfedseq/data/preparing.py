@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pfedseq import words
+from pfedseq.data import file_table
 from pfedseq.data.config import DataConfig, default_store
 from pfedseq.data.dataset import ImageSet
 from pfedseq.data.image_store import (
@@ -148,6 +149,8 @@ def _locate_or_remember(config: DataConfig) -> Location:
 
 def _fingerprint(config: DataConfig, location: Location) -> str:
     """A user's own images may be edited in place; published ones come and go as a whole."""
+    if config.name == "table":
+        return file_table.fingerprint(config, location)
     return location.fingerprint(every_image=config.name == "folder")
 
 
@@ -170,11 +173,11 @@ def _store_folder(config: DataConfig, location: Location) -> Path:
     reading = [str(location)]
     if config.name == "folder":
         reading.append(config.layout)
-    if config.name == "hub":
+    if config.name in ("hub", "table"):
         reading += [str(config.image_column), str(config.label_column), str(config.owner_column)]
     if config.group_column is not None:
         reading.append(f"group {config.group_column}")
-    if config.name in ("folder", "hub"):
+    if config.name in ("folder", "hub", "table"):
         reading.append(f"window {config.window}")
     key = hashlib.sha256(json.dumps([FORMAT, *reading]).encode()).hexdigest()[:10]
     return store_root(config) / f"{config.name}-{config.side}px-{key}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from pfedseq.data import cifar, domainnet, folder, omniglot, pacs, tiny_imagenet
 from pfedseq.data.config import DataConfig
+from pfedseq.data.file_table import open_file_table
 from pfedseq.data.location import Location
 from pfedseq.data.source import Source
 from pfedseq.data.tabular import source_of_table
@@ -123,6 +124,13 @@ _BUILT_IN = (
         "hub id, or folder of parquet files",
         _open_hub,
         defaults={"partition": "dirichlet"},
+    ),
+    DataSet(
+        "table",
+        "your own image files, listed in a table: file_name, label, site[, group, split]",
+        "CSV, TSV or parquet file; file names count from its folder",
+        open_file_table,
+        defaults={"partition": "owners"},
     ),
     DataSet(
         "text",

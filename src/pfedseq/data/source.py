@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedseq.data.file_tree import FileTree
 from pfedseq.errors import InputError
 
 BLOCK_SIZE = 256
@@ -61,10 +61,20 @@ class Entry:
     is_validation: bool = False
 
 
+class Files(Protocol):
+    """Files by name: a `FileTree`, or whatever else reads from several threads."""
+
+    def read(self, name: str) -> bytes:
+        """The bytes of one file; raises InputError where it cannot be read."""
+
+    def describe(self, name: str) -> str:
+        """Where a file is, for messages."""
+
+
 def source_of_files(
     name: str,
     entries: Sequence[Entry],
-    tree: FileTree,
+    tree: Files,
     *,
     class_names: Sequence[str],
     owner_names: Sequence[str] = (),
@@ -120,7 +130,7 @@ def split_roles(splits: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bo
     return test, validation if validation.any() else None
 
 
-def _read_files(entries: Sequence[Entry], tree: FileTree) -> Iterator[RawImage]:
+def _read_files(entries: Sequence[Entry], tree: Files) -> Iterator[RawImage]:
     for entry in entries:
         content: bytes | InputError
         try:

@@ -121,7 +121,9 @@ def _notes(
         )
         notes.append(f"rescaled {count(deep, 'grey image')} of more than 8 bits to 8, {how}")
     if paged := sum(result.paged for result in results.values()):
-        notes.append(f"read only the first page of {count(paged, 'TIFF')} with several pages")
+        notes.append(
+            f"read only the first page of {count(paged, 'image')} with several pages or frames"
+        )
     return notes
 
 
