@@ -14,7 +14,7 @@ def scores_of(accuracies, validation=None, *, examples=None, clients=None, loss=
         "accuracy",
         tuple(range(number)) if clients is None else tuple(clients),
         (10,) * number if examples is None else tuple(examples),
-        tuple(0 if value is None else 5 for value in validation),
+        tuple(0 if value is None else 10 for value in validation),
         {"accuracy": tuple(accuracies), "loss": (loss,) * number, **more},
         {"accuracy": validation, "loss": tuple(None if v is None else 1.0 for v in validation)},
     )

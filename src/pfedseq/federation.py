@@ -349,7 +349,14 @@ class Client(ABC):
         phi = self.kept(down)
         test = self.task.score(phi, "test", full=True)
         counts = test.counts.tensors() if test.counts is not None else {}
-        return Reply(counts, self._named("test", test) | self._scored(phi, "validation"))
+        scores = self._named("test", test) | self._scored(phi, "validation")
+        return Reply(counts, scores | self._moved(phi))
+
+    def _moved(self, phi: Params) -> dict[str, float]:
+        """How far the adapter is from where all started, in lengths of that start."""
+        start = self.task.initial.adapter
+        length = float(start.norm())
+        return {"adapter_moved": float((phi.adapter - start).norm()) / length} if length else {}
 
     def _scored(self, phi: Params, split: Split) -> dict[str, float]:
         return self._named(split, self.task.score(phi, split))

@@ -28,7 +28,17 @@ def data_record(data: FederatedData) -> DataRecord:
         "class_names": list(examples.class_names),
         "notes": list(examples.notes),
         "clients": [
-            {"name": client.name, **{split: getattr(client, split).tolist() for split in SPLITS}}
+            {
+                "name": client.name,
+                **{split: getattr(client, split).tolist() for split in SPLITS},
+                "class_counts": {
+                    split: np.bincount(
+                        examples.labels[getattr(client, split)],
+                        minlength=len(examples.class_names),
+                    ).tolist()
+                    for split in SPLITS
+                },
+            }
             for client in data.clients
         ],
     }

@@ -234,6 +234,7 @@ def print_results(summary: RunSummary, folder: Path) -> None:
     print_each_client(summary)
     _print_choices(summary)
     _print_harm(summary)
+    print_notes([finding.sentence for finding in summary.findings])
     if summary.epsilon is not None:
         console.print(
             f"Every client's updates are differentially private: ε = {summary.epsilon:.3g}"

@@ -63,4 +63,5 @@ def assess(
         section.rounds,
         read_scores(metrics, section.headline),
         {i: counts for i, counts in read.items() if counts is not None},
+        {i: said["adapter_moved"] for i, said in metrics.items() if "adapter_moved" in said},
     )

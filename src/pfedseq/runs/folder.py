@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfedseq.config import Config, load_config
+from pfedseq.config import Config, load_config, read_config
 from pfedseq.data import record as data_records
 from pfedseq.data.record import DataRecord
 from pfedseq.errors import InputError
 from pfedseq.files import append_line, remove_temporaries, write_atomically
+from pfedseq.runs.findings import Seen, look
 from pfedseq.runs.identity import config_values, difference
 from pfedseq.runs.records import RoundRecord, RunSummary, harmed_clients, summarise_run
-from pfedseq.runs.scores import Assessment
+from pfedseq.runs.scores import Assessment, Scores
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
@@ -200,10 +201,32 @@ class RunFolder:
             name: summarise_run(records, self.read_assessment(name))
             for name, records in by_method.items()
         }
-        harmed = harmed_clients({name: one.scores for name, one in methods.items()}, names)
-        summary = RunSummary(methods, names, harmed, epsilon)
+        scores = {name: one.scores for name, one in methods.items()}
+        found = look(self._seen(by_method, scores, names, data))
+        summary = RunSummary(methods, names, harmed_clients(scores, names), epsilon, found)
         write_atomically(self.summary, _json(summary.to_json(), indent=2))
         return summary
+
+    def _seen(
+        self,
+        by_method: Mapping[str, Sequence[RoundRecord]],
+        scores: Mapping[str, Scores],
+        names: Sequence[str],
+        data: DataRecord,
+    ) -> Seen:
+        """What the run has recorded, for `look`."""
+        assessed = {name: self.read_assessment(name) for name in by_method}
+        counted = [client for client in data["clients"] if "class_counts" in client]
+        return Seen(
+            by_method,
+            scores,
+            names,
+            read_config(self.config).methods if self.config.exists() else {},
+            {name: one.moved for name, one in assessed.items() if one is not None},
+            {client["name"]: client["class_counts"]["train"] for client in counted},
+            {client["name"]: client["class_counts"]["test"] for client in counted},
+            data.get("class_names", ()),
+        )
 
     def read_summary(self) -> RunSummary:
         """What summary.json holds."""

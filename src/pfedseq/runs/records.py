@@ -171,6 +171,26 @@ class MethodSummary:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """Something that a user should know before believing the numbers."""
+
+    code: str
+    sentence: str
+    methods: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """One object, without what does not apply."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Finding:
+        """What `to_json` gave; raises KeyError where something is missing."""
+        who = (tuple(values.get(key, ())) for key in ("methods", "clients"))
+        return cls(values["code"], values["sentence"], *who)
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """summary.json: the result of every method of a run."""
 
@@ -182,13 +202,22 @@ class RunSummary:
     the method personalises: the clients that it serves worse, on validation."""
     epsilon: float | None = None
     """ε of every client's updates, where they were made private."""
+    findings: tuple[Finding, ...] = ()
+    """What a user should know before believing the numbers."""
 
     def to_json(self) -> dict[str, Any]:
         """Methods by name, and the clients' names."""
         methods = {name: method.to_json() for name, method in self.methods.items()}
         harm = {"harmed": self.harmed} if self.harmed else {}
         privacy = {"epsilon": self.epsilon} if self.epsilon is not None else {}
-        return {"clients": list(self.clients), "methods": methods, **harm, **privacy}
+        findings = [finding.to_json() for finding in self.findings]
+        return {
+            "clients": list(self.clients),
+            "methods": methods,
+            **harm,
+            **privacy,
+            "findings": findings,
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunSummary:
@@ -199,6 +228,7 @@ class RunSummary:
             tuple(values.get("clients", ())),
             dict(values.get("harmed", {})),
             values.get("epsilon"),
+            tuple(Finding.from_json(finding) for finding in values.get("findings", ())),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from pfedseq.errors import InputError
 from pfedseq.measures import MEASURES, Counts, Measure, find_measure
+from pfedseq.runs.judging import can_be_judged
 
 Column = tuple[float | None, ...]
 """A value for each client; None where the measure is not defined or the split is empty."""
@@ -31,8 +32,9 @@ class OverClients:
     sample_weighted: float
     """The same with each client weighted by its examples."""
     worst_client: float
+    """Among the clients with enough examples to judge them by, if there are any."""
     bottom_decile: float
-    """The mean over the worst tenth of the clients."""
+    """The mean over the worst tenth of these."""
     undefined: int
     """How many clients with examples are left out, since the measure is not defined there."""
 
@@ -43,7 +45,8 @@ class OverClients:
         if not known:
             return None
         values, weights = (np.array(part, dtype=np.float64) for part in zip(*known, strict=True))
-        ordered = measure.worst_first(values.tolist())
+        judged = [v for v, n in known if can_be_judged(n)] or values.tolist()
+        ordered = measure.worst_first(judged)
         tenth = max(1, len(ordered) // 10)
         return cls(
             client_mean=float(values.mean()),
@@ -206,13 +209,14 @@ class WorseOff:
 def worse_off(by_method: Mapping[str, Scores]) -> list[WorseOff]:
     """All such clients among the methods of one run.
 
-    A client without validation examples cannot be judged.
+    A client with few validation examples, or none, cannot be judged.
     """
     found = []
     for method, scores in by_method.items():
         if method in YARDSTICKS:
             continue
-        own = scores.by_client("validation")
+        sizes = dict(zip(scores.clients, scores.validation_examples, strict=True))
+        own = {i: v for i, v in scores.by_client("validation").items() if can_be_judged(sizes[i])}
         others = {
             name: by_method[name].by_client("validation")
             for name in YARDSTICKS
@@ -240,6 +244,8 @@ class Assessment:
     scores: Scores
     counts: Mapping[int, Counts]
     """By client, where it sent such."""
+    moved: Mapping[int, float] = field(default_factory=dict)
+    """By client: how far its adapter is from its start, in lengths of that start."""
 
     @cached_property
     def pooled(self) -> dict[str, float]:
@@ -265,6 +271,7 @@ class Assessment:
             **self.scores.to_json(),
             "num_classes": classes,
             "counts": {str(i): one.to_json() for i, one in self.counts.items()},
+            "adapter_moved": {str(i): moved for i, moved in self.moved.items()},
         }
 
     @classmethod
@@ -273,4 +280,5 @@ class Assessment:
         classes = values["num_classes"]
         counts = {int(i): Counts.from_json(one, classes) for i, one in values["counts"].items()}
         about = (values["round"], values["keep"], values["planned_rounds"])
-        return cls(*about, Scores.from_json(values), counts)
+        moved = {int(i): far for i, far in values.get("adapter_moved", {}).items()}
+        return cls(*about, Scores.from_json(values), counts, moved)

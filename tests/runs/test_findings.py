@@ -1,0 +1,121 @@
+"""What a run says of itself: every finding where it is true, and where it is not."""
+
+from dataclasses import replace
+
+import pytest
+
+from pfedseq.runs.findings import FINDINGS, Seen, look
+from pfedseq.runs.records import Cost, Finding, RoundRecord
+from tests.scored import scores_of
+
+COST = Cost(0, 0, 0.0, 0.0, 0.0)
+NAMES = ("north", "south")
+
+
+def scored(accuracies=(0.5, 0.75), losses=(1.0, 2.0), test=(100, 80), validation=(20, 20)):
+    made = scores_of(accuracies, accuracies, examples=test)
+    columns = {**made.test, "loss": tuple(losses)}
+    held = {**made.validation, "loss": tuple(losses)}
+    return replace(made, test=columns, validation=held, validation_examples=tuple(validation))
+
+
+def rounds(*losses, method="a"):
+    return [
+        RoundRecord(method, t, scored(losses=(loss, loss)), COST)
+        for t, loss in enumerate(losses, start=1)
+    ]
+
+
+def sound(**changes):
+    """A run that there is nothing to say about."""
+    seen = Seen(
+        records={"a": rounds(2.0, 1.5), "b": rounds(2.0, 1.0)},
+        scores={"a": scored(), "b": scored((0.75, 0.75))},
+        names=NAMES,
+        options={"a": {"warmup_rounds": 1, "learner_lr": 0.1}, "b": {"warmup_rounds": 9}},
+        moved={"a": {0: 0.5, 1: 0.4}, "b": {0: 0.2}},
+        trained_classes={"north": (3, 0), "south": (4, 5)},
+        tested_classes={"north": (1, 0), "south": (2, 2)},
+        class_names=("cat", "dog"),
+    )
+    return replace(seen, **changes)
+
+
+def codes(seen):
+    return [finding.code for finding in look(seen)]
+
+
+def test_a_sound_run_has_no_findings():
+    assert look(sound()) == ()
+    assert look(Seen({}, {}, ())) == ()
+
+
+def test_adapters_that_hardly_moved():
+    (found,) = look(sound(moved={"a": {0: 0.002, 1: 0.009, 2: 3.0}}))
+    assert found.code == "adapters_hardly_moved"
+    assert found.methods == ("a",)
+    assert "hardly moved: by 0.9 % of their initial length" in found.sentence
+    assert codes(sound(moved={"a": {0: 0.002, 1: 0.011, 2: 3.0}})) == []
+
+
+def test_methods_that_end_equal_for_every_client():
+    twin = scored(losses=(1.0005, 1.9995))
+    (found,) = look(sound(scores={"a": scored(), "b": twin}))
+    assert (found.code, found.methods) == ("equal_methods", ("a", "b"))
+    assert codes(sound(scores={"a": scored(), "b": scored(losses=(1.0, 2.002))})) == []
+    assert codes(sound(scores={"a": scored(), "b": scored((0.5, 0.7501))})) == []
+    other = replace(twin, clients=(0, 2))
+    assert codes(sound(scores={"a": scored(), "b": other})) == []
+
+
+def test_a_loss_that_rose():
+    (found,) = look(sound(records={"a": rounds(2.0, 1.0, 1.5)}))
+    assert found.code == "loss_rose"
+    assert "validation loss of a rose from 1 in round 2 to 1.5 in round 3" in found.sentence
+    assert codes(sound(records={"a": rounds(2.0, 1.0, 1.19)})) == []
+    unvalidated = [
+        replace(r, scores=replace(r.scores, validation={"loss": (None, None)}))
+        for r in rounds(1.0, 3.0)
+    ]
+    (found,) = look(sound(records={"a": unvalidated}))
+    assert "the mean test loss of a rose from 1 in round 1" in found.sentence
+
+
+def test_a_learner_that_was_never_used():
+    options = {"a": {"warmup_rounds": 2, "learner_lr": 0.1}}
+    (found,) = look(sound(options=options))
+    assert found.code == "learner_never_used"
+    assert "warm-up of 2 rounds lasted to the end (round 2)" in found.sentence
+    longer = {"a": rounds(2.0, 1.5, 1.4)}
+    assert codes(sound(options=options, records=longer)) == []
+
+
+def test_sets_too_small_to_judge_by():
+    few = {"a": scored(test=(60, 9), validation=(4, 12))}
+    found = {finding.code: finding for finding in look(sound(scores=few))}
+    assert "fewer than 10: south (9)" in found["small_test_set"].sentence
+    assert found["small_test_set"].clients == ("south",)
+    assert "fewer than 10: north (4)" in found["small_validation_set"].sentence
+    assert codes(sound(scores={"a": scored(test=(60, 50), validation=(10, 0))})) == []
+
+
+def test_how_much_one_test_example_weighs():
+    (found,) = look(sound(scores={"a": scored(test=(20, 80))}))
+    assert found.code == "coarse_scores"
+    assert "test sets have 20 to 80 examples: one example is up to 5 points" in found.sentence
+    assert codes(sound(scores={"a": scored(test=(50, 80))})) == []
+
+
+def test_classes_that_are_trained_but_not_tested():
+    (found,) = look(sound(tested_classes={"north": (1, 0), "south": (2, 0)}))
+    assert found.code == "classes_missing_from_test"
+    assert "(south: dog)" in found.sentence
+    assert found.clients == ("south",)
+
+
+def test_every_finding_is_listed_and_comes_back_from_json():
+    assert len(FINDINGS) == len(set(FINDINGS)) == 7
+    for finding in (Finding("x", "y"), Finding("x", "y", ("a",), ("north",))):
+        assert Finding.from_json(finding.to_json()) == finding
+    with pytest.raises(KeyError):
+        Finding.from_json({"code": "x"})
