@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pfedseq.engines.rounds import RoundOutcome
+from pfedseq.measures import find_measure
 from pfedseq.runs.records import (
     BestRound,
     RoundRecord,
@@ -13,6 +14,7 @@ from pfedseq.runs.records import (
     summarise_round,
     summarise_run,
 )
+from pfedseq.runs.scores import OverClients
 
 COSTS = {
     "bytes_up": 10,
@@ -129,7 +131,7 @@ def test_who_joins_and_leaves_is_written_down():
     assert RoundRecord.from_json(line) == record
 
 
-def scored(method, t, accuracies, mean=()):
+def scored(method, t, accuracies, mean=(), examples=10):
     """A round in which client i has that validation accuracy; none: it has no such data.
 
     `mean` is what the first of them have with the mean adapter.
@@ -141,7 +143,7 @@ def scored(method, t, accuracies, mean=()):
             "test_examples": 4,
             "validation_accuracy": accuracy or 0.0,
             "validation_loss": 1.0,
-            "validation_examples": 0 if accuracy is None else 4,
+            "validation_examples": 0 if accuracy is None else examples,
         }
         for i, accuracy in enumerate(accuracies)
     }
@@ -163,6 +165,22 @@ def test_clients_that_are_better_off_alone_are_named():
         "pfedseq": {"local": ["a"], "fedavg": ["b"]}
     }
     assert harmed_clients({"pfedseq": last["pfedseq"]}, ("a", "b", "c", "d")) == {}
+
+
+def test_nobody_is_called_worse_off_on_a_handful_of_examples():
+    runs = {
+        method: scored(method, 2, (accuracy,), examples=9).scores
+        for method, accuracy in (("local", 0.9), ("pfedseq", 0.1))
+    }
+    assert harmed_clients(runs, "a") == {}
+
+
+def test_the_worst_client_has_enough_test_examples_to_judge_it_by():
+    few, enough = [[0.0, 0.5, 0.9], (9, 10, 100)], [[0.0, 0.5, 0.9], (9, 9, 9)]
+    found = OverClients.of(find_measure("accuracy"), tuple(few[0]), few[1])
+    assert (found.worst_client, found.bottom_decile) == (0.5, 0.5)
+    assert found.client_mean == pytest.approx(1.4 / 3), "the mean is over all"
+    assert OverClients.of(find_measure("accuracy"), tuple(enough[0]), enough[1]).worst_client == 0.0
 
 
 def test_clients_that_the_mean_adapter_serves_better_are_named():
