@@ -28,6 +28,7 @@ from pfedseq.plugins import load_file
 from pfedseq.presets import find_config, is_preset
 from pfedseq.relative_paths import write_out_paths
 from pfedseq.training.config import HeadKind, LocalTraining
+from pfedseq.training.loss import LossConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -140,7 +141,7 @@ class ModelConfig(BaseConfig):
         return given
 
 
-class TrainingConfig(LocalTraining):
+class TrainingConfig(LocalTraining, LossConfig):
     """[training]: local training, for every method that does not say otherwise."""
 
     head_lr: float | None = Field(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from pfedseq.federation import Answer, Batch, Part, Question, Split
 from pfedseq.measures import Score
 from pfedseq.params import Params
+from pfedseq.training.loss import NO_LABEL, mean_losses
 
 if TYPE_CHECKING:
     from pfedseq.model.adapted import AdaptedModel
@@ -26,8 +26,6 @@ ENOUGH_ALONE = 16
 """Examples with which a pass for one client is as fast, for each of them, as any for several."""
 AT_ONCE = 8
 """Clients with fewer in one pass: no more than 8 · 15 examples are in memory at once."""
-NO_LABEL = -100
-"""What `cross_entropy` counts as nothing."""
 
 
 Together = Callable[..., Sequence[Answer]]
@@ -79,7 +77,7 @@ def head_gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> 
     features = [own[batch.to(own.device)] for own, batch in zip(kept, batches, strict=True)]
     labels = [task.labels(batch) for task, batch in zip(tasks, batches, strict=True)]
     heads = torch.stack([phi.head for phi in phis]).detach().requires_grad_()
-    loss = _mean_losses(tasks[0].model, heads, features, labels).sum()
+    loss = _mean_losses(tasks, heads, features, labels).sum()
     (slopes,) = torch.autograd.grad(loss, (heads,))
     return [
         Params(torch.zeros_like(phi.adapter), own) for phi, own in zip(phis, slopes, strict=True)
@@ -115,19 +113,21 @@ def _losses_of_batches(
     model = tasks[0].model
     read = [task.examples(batch) for task, batch in zip(tasks, batches, strict=True)]
     features = _pass(model, adapters, [inputs for inputs, _ in read])
-    return _mean_losses(model, heads, features, [labels for _, labels in read])
+    return _mean_losses(tasks, heads, features, [labels for _, labels in read])
 
 
 def _mean_losses(
-    model: AdaptedModel, heads: Tensor, features: Sequence[Tensor], labels: Sequence[Tensor]
+    tasks: Sequence[ExampleTask],
+    heads: Tensor,
+    features: Sequence[Tensor],
+    labels: Sequence[Tensor],
 ) -> Tensor:
     """(clients,) by one batched product of all heads (clients, H); shorter batches are padded."""
-    weights, biases = model.split_head(heads)
+    weights, biases = tasks[0].model.split_head(heads)
     padded = pad_sequence(list(features), batch_first=True)  # (clients, B, F)
     logits = torch.baddbmm(biases.unsqueeze(1), padded, weights.mT)  # (clients, B, C)
     wanted = pad_sequence(list(labels), batch_first=True, padding_value=NO_LABEL)
-    each = cross_entropy(logits.mT, wanted, ignore_index=NO_LABEL, reduction="none")
-    return each.sum(1) / torch.tensor([len(own) for own in labels], device=each.device)
+    return mean_losses([task.criterion for task in tasks], logits, wanted)
 
 
 def _train_features(tasks: Sequence[ExampleTask], adapters: Sequence[Tensor]) -> list[Tensor]:

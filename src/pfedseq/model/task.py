@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from pfedseq.data.dataset import ClientData
 from pfedseq.errors import InputError
@@ -21,8 +20,11 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 from pfedseq.training.config import Units
+from pfedseq.training.loss import CROSS_ENTROPY, Loss, LossConfig
 
 EVALUATION_BATCH = 128
+PLAIN = Loss()
+"""Cross-entropy."""
 
 
 class Examples(Protocol):
@@ -65,12 +67,13 @@ class ExampleTask:
         drawn: Tensor | None = None,
         measures: Sequence[str] = ALWAYS,
         round: int = 1,
+        criterion: Loss = PLAIN,
     ) -> None:
         self.model, self.source, self.data, self._keep = model, source, data, keep
         self._drawn = torch.arange(len(data.train)) if drawn is None else drawn
         self.batch_size, self._order, self._dropout = batch_size, order, dropout
         self.measures = measures
-        self.round = round
+        self.round, self.criterion = round, criterion
         self._kept: tuple[Tensor, Tensor] | None = None
         self._read: tuple[Batch, Tensor, Tensor] | None = None
 
@@ -105,7 +108,7 @@ class ExampleTask:
             yield from self._drawn[order].split(self.batch_size)
 
     def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:
-        """∇_φ of the mean cross-entropy over the batch, shaped as φ: (K, D) and (H,)."""
+        """∇_φ of the client's loss over the batch, shaped as φ: (K, D) and (H,)."""
         adapter = phi.adapter.detach().requires_grad_(part != "head")
         head = phi.head.detach().requires_grad_(part != "adapter")
         if part == "head":
@@ -114,7 +117,7 @@ class ExampleTask:
         else:
             inputs, labels = self.examples(batch)
             features = self.model.features(adapter, inputs, self._dropout)
-        loss = cross_entropy(self.model.classify(head, features), labels)
+        loss = self.criterion(self.model.classify(head, features), labels)
         wanted = [x for x in (adapter, head) if x.requires_grad]
         gradients = iter(torch.autograd.grad(loss, wanted))
         return Params(
@@ -129,10 +132,10 @@ class ExampleTask:
 
     @torch.no_grad()
     def loss(self, phi: Params, batch: Batch) -> float:
-        """Mean cross-entropy over the batch."""
+        """The client's loss over the batch."""
         inputs, labels = self.examples(batch)
         logits = self.model.classify(phi.head, self.model.features(phi.adapter, inputs))
-        return float(cross_entropy(logits, labels))
+        return float(self.criterion(logits, labels))
 
     @torch.no_grad()
     def score(self, phi: Params, split: Split, full: bool = False) -> Score:
@@ -220,6 +223,8 @@ class ExampleSite:
     examples_per_round: int | None = None
     measures: tuple[str, ...] = ALWAYS
     """Those of every evaluation."""
+    loss: LossConfig = CROSS_ENTROPY
+    """What training minimises; an evaluation's loss is plain cross-entropy."""
 
     def task(self, t: int, step: str) -> ExampleTask:
         """The client's objective; its batch order depends on (seed, client, round, step) alone.
@@ -243,7 +248,14 @@ class ExampleSite:
             self.drawn(t),
             self.measures,
             t,
+            self.criterion,
         )
+
+    @property
+    def criterion(self) -> Loss:
+        """The loss that the client trains with, by its own training labels."""
+        own = self.data.train if self.loss.looks_at_labels else self.data.train[:0]
+        return Loss.of(self.loss, self.source.labels(own), self.source.class_names)
 
     def drawn(self, t: int) -> Tensor:
         """Places in the training data of what round t trains on; before round 1 all."""

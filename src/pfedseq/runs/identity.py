@@ -15,6 +15,7 @@ from pfedseq.data.record import data_record
 from pfedseq.learners.fused_mamba import fused_mamba
 from pfedseq.methods import METHODS
 from pfedseq.training.config import LocalTraining
+from pfedseq.training.loss import LossConfig
 
 if TYPE_CHECKING:
     from pfedseq.runs.world import World
@@ -43,7 +44,7 @@ _WITHOUT_EFFECT = {
 }
 _PLAIN_TRAINING = LocalTraining().model_dump(
     mode="json", exclude={"lr", "head_lr", "local_epochs"}, exclude_none=True
-)
+) | LossConfig().model_dump(mode="json", exclude_none=True)
 _AS_BEFORE = {
     "federation.payload": "float32",
     "model.precision": "float32",

@@ -28,6 +28,7 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryExamples
 from pfedseq.model.task import ExampleSite
 from pfedseq.runs.identity import MadeWith, made_with
+from pfedseq.training.config import LocalTraining
 from pfedseq.workloads import find_workload
 from pfedseq.workloads.devices import pick_devices
 from pfedseq.workloads.workload import Copy, Workload
@@ -192,9 +193,6 @@ def fill_tokens(config: Config, report: Report) -> int:
 def _world_of(config: Config) -> Config:
     """The config without what only says which methods run in a world, how long, and how."""
     run = RunConfig(seed=config.run.seed, measures=config.run.each_evaluation)
-    given = config.training
-    training = TrainingConfig(
-        batch_size=given.batch_size,
-        examples_per_round=given.examples_per_round,
-    )
+    by_method = set(LocalTraining.model_fields)
+    training = TrainingConfig(**config.training.model_dump(exclude=by_method))
     return config.model_copy(update={"run": run, "training": training, "methods": {}})

@@ -132,6 +132,7 @@ class Workload(ABC):
             self.config.run.seed,
             examples_per_round=training.examples_per_round,
             measures=self.config.run.each_evaluation,
+            loss=training,
         )
 
     def saves(
