@@ -172,9 +172,9 @@ def test_a_client_may_be_called_backbone(finished, tmp_path):
 
 def test_wrong_arguments_get_a_sentence(finished, command, tmp_path):
     for arguments, sentence in [
-        ([finished], "say whose models to export: --client NAME, or --all"),
-        ([finished, "--all", "-c", "mill"], "say whose models to export"),
-        ([finished / "adapters/local/mill", "--all"], "is no run: it has no config.toml"),
+        ([finished], "choose the models to export: --client NAME, or --all"),
+        ([finished, "--all", "-c", "mill"], "choose the models to export"),
+        ([finished / "adapters/local/mill", "--all"], "is not a run: it has no config.toml"),
         ([finished, "-c", "bay"], "has no client 'bay'"),
     ]:
         code, _, err = command("export", *arguments, "--to", tmp_path / "x")

@@ -9,6 +9,7 @@ import typer
 
 from pfedseq import __version__
 from pfedseq.cli import data, doctor, experiments, flower, lists, models, page, run, serve
+from pfedseq.cli.explained import ExplainedCommand
 from pfedseq.cli.options import EXIT_BAD_INPUT
 from pfedseq.errors import InputError
 
@@ -42,6 +43,9 @@ for command in (
 app.command("import")(models.import_)
 app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
+for group in (app, data.app, flower.app):
+    for registered in group.registered_commands:
+        registered.cls = ExplainedCommand
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`pfedseq data …`: prepare a data set once, and look at who holds what."""
+"""`pfedseq data`: prepare a data set, and show its distribution over clients."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from pfedseq.cli.options import EXIT_INTERRUPTED
 from pfedseq.errors import InputError
 
 app = typer.Typer(
-    help="Prepare data sets and look at their division among clients.", no_args_is_help=True
+    help="Prepare data sets and show how they are divided among clients.", no_args_is_help=True
 )
 
 Source = Annotated[
     str | None,
-    typer.Option("--from", metavar="PATH", help="Folder, archive or hub id to read images from."),
+    typer.Option(
+        "--from", metavar="PATH", help="Folder, archive or hub id to read images from, e.g. photos."
+    ),
 ]
 Size = Annotated[
-    int | None, typer.Option("--size", help="Pixels per side; default: the backbone's own, or 224.")
+    int | None, typer.Option("--size", help="Pixels per side. Default: the backbone's own, or 224.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="data.KEY=VALUE", help="Override a value; may be repeated."),
+    typer.Option(
+        "--set", metavar="data.KEY=VALUE", help="Override a value, e.g. data.alpha=0.1; repeatable."
+    ),
 ]
 
 
@@ -34,32 +38,32 @@ Overrides = Annotated[
 def prepare(
     name: Annotated[
         str,
-        typer.Argument(help="A data set (`pfedseq datasets` lists them), a preset or config file."),
+        typer.Argument(help="A data set (see `pfedseq datasets`), a preset or a config file."),
     ],
     source: Source = None,
     size: Size = None,
     skip_unreadable: Annotated[
         bool,
-        typer.Option("--skip-unreadable", help="Leave out images that cannot be read."),
+        typer.Option("--skip-unreadable", help="Leave out unreadable images instead of stopping."),
     ] = False,
     tokens: Annotated[
         bool,
         typer.Option(
-            "--tokens", help="Also compute what the layers below adapter.layers make of them."
+            "--tokens", help="Also compute and keep the outputs of the layers below the adapters."
         ),
     ] = False,
     overrides: Overrides = None,
 ) -> None:
     """Read, check, resize and store the images of a data set, once for all runs.
 
-    May be interrupted and called again; what is finished is kept. A run computes tokens that are
-    missing; `--tokens` does it ahead.
+    It can be interrupted and called again; finished parts are kept. A run computes missing tokens
+    itself; `--tokens` does so in advance.
 
     Examples:
 
     - `pfedseq data prepare omniglot --from downloads/omniglot --size 96`
 
-    - `pfedseq data prepare cifar100` (fetches it from the hub)
+    - `pfedseq data prepare cifar100` (downloads it from the hub)
 
     - `pfedseq data prepare folder --from photos --set data.layout=owner/class`
 
@@ -82,7 +86,7 @@ def prepare(
     except KeyboardInterrupt:
         print(
             f"pfedseq: interrupted; what is done stays in {store_root(config.data)} (*.partial), "
-            "and the same command goes on from there",
+            "and the same command continues from there",
             file=sys.stderr,
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -93,16 +97,18 @@ def prepare(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A data set, or a preset or config file.")],
+    name: Annotated[
+        str, typer.Argument(help="A data set, a preset or a config file, e.g. digits.")
+    ],
     source: Source = None,
     size: Size = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the division among clients.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the partition.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The picture; default SOURCE-clients.png.")
+        Path | None, typer.Option(help="Picture to write. Default: SOURCE-clients.png.")
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Print clients × classes and draw the paper's figure of the distribution.
+    """Show how many examples of each class every client has, as a table and a picture.
 
     Examples:
 

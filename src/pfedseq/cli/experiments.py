@@ -31,45 +31,49 @@ EXIT_INCOMPLETE = 3
 def reproduce(
     name: Annotated[
         str | None,
-        typer.Argument(help="A table or figure; without one, they are listed.", show_default=False),
+        typer.Argument(
+            help="A table or figure, e.g. table1; without it, list them.", show_default=False
+        ),
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="paper, lab, demo, or the path of a .toml file.")
+        str, typer.Option(help="paper, lab, demo, or the path of a TOML file.")
     ] = "lab",
     dataset: Annotated[
-        str | None, typer.Option(help="Data sets, comma-separated; default: the paper's.")
+        str | None, typer.Option(help="Comma-separated data sets. Default: the paper's.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2",
     methods: Annotated[
         str | None,
         typer.Option(help="Methods, comma-separated, or: all, newer; default: the paper's."),
     ] = None,
     values: Annotated[
-        str | None, typer.Option(help="L or W, comma-separated; default: the paper's.")
+        str | None, typer.Option(help="Comma-separated values of a figure's axis, e.g. 1,5,10.")
     ] = None,
     finished: Annotated[
-        bool, typer.Option("--finished", help="Run nothing: show what is finished by now.")
+        bool, typer.Option("--finished", help="Run nothing; show what is finished so far.")
     ] = False,
     rounds: Rounds = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; default runs/reproduce-PRESET.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder. Default: runs/reproduce-PRESET.")
+    ] = None,
     device: Device = None,
     track: Track = None,
     overrides: Overrides = None,
 ) -> None:
-    """Make a table or figure of the paper, our numbers beside the paper's.
+    """Reproduce a table or figure of the paper, with the paper's numbers beside ours.
 
-    What is finished is never run again, and what was cut off goes on. Call it in two terminals, and
-    both work on the same table. Runs that several tables need are made once.
+    Finished runs are not repeated and interrupted ones continue; runs that several tables need are
+    made once. Started in two terminals, both work on the same table.
 
     Examples:
 
-    - `pfedseq reproduce` lists tables and figures, and how long each will take here
+    - `pfedseq reproduce` lists tables and figures with the time each takes on this machine
 
     - `pfedseq reproduce table1 --preset lab --dataset pacs --seeds 0`
 
     - `pfedseq reproduce length --values 1,5,10 --preset demo`
 
-    - `pfedseq reproduce table1 --finished` shows how far it is
+    - `pfedseq reproduce table1 --finished` shows the table so far
     """
     from pfedseq.experiments.catalogue import EXPERIMENTS, Choice
     from pfedseq.experiments.estimate import measure_paces
@@ -116,7 +120,7 @@ def reproduce(
     if not finished:
         entries, runs = reproduction.entries(), reproduction.runs
         with (
-            interruptible("the same command goes on"),
+            interruptible("the same command continues"),
             SequenceDisplay(len(entries), runs) as display,
             tracked(display.announce, track, entries, runs, tell) as announce,
         ):
@@ -135,17 +139,17 @@ def plan(
     config: ConfigName,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", help="Plan only this method; may be repeated."),
+        typer.Option("--method", "-m", help="Plan only this method, e.g. pfedseq; repeatable."),
     ] = None,
     rounds: Rounds = None,
     device: Device = None,
     plugin: Plugins = None,
     overrides: Overrides = None,
 ) -> None:
-    """Before a long run: what it will cost in time, traffic, memory and disk.
+    """Estimate the time, traffic, memory and disk space of a run before starting it.
 
-    Runs every method for a moment on a few batches, so that the time is this machine's, as busy as
-    it is now.
+    Every method runs on a few batches first, so the times are those of this machine at its current
+    load.
 
     Examples:
 
@@ -180,18 +184,18 @@ def tune(
             help="Methods, comma-separated, or: paper, newer, all; default: the config's."
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="At most so many trials of each method.")] = 5,
-    seeds: Annotated[str, typer.Option(help="Seeds of each trial, comma-separated.")] = "0",
+    trials: Annotated[int, typer.Option(min=1, help="Most trials per method.")] = 5,
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds of each trial.")] = "0",
     rounds: Rounds = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; default runs/tune-NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/tune-NAME.")] = None,
     device: Device = None,
     plugin: Plugins = None,
     overrides: Overrides = None,
 ) -> None:
-    """Search each method's grid (for the paper's, Appendix B's) on validation data alone.
+    """Grid-search the options of each method on validation data.
 
-    Every method gets the same number of trials. The test data are never read. What is finished is
-    not run again.
+    Every method gets the same number of trials over the paper's grid (Appendix B). Test data are
+    never read; finished trials are not repeated.
 
     Examples:
 
@@ -214,7 +218,7 @@ def tune(
         raise InputError("--seeds must name at least one seed, e.g. 0")
     folder = out or Path("runs") / f"tune-{checked.run.name}"
     with (
-        interruptible("the same command goes on"),
+        interruptible("the same command continues"),
         SequenceDisplay(len(names) * trials * len(seed_numbers), folder) as display,
     ):
         found = search(checked, names, seed_numbers, trials, folder, display.announce, tell_once())

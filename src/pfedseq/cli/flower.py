@@ -22,11 +22,11 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 Folder = Annotated[
-    Path, typer.Option(help="The federation's folder: keys, logs, and the sites' own folders.")
+    Path, typer.Option(help="Folder of the federation, with keys, logs and one folder per site.")
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--method", "-m", help="Run only this method; may be repeated."),
+    typer.Option("--method", "-m", help="Run only this method, e.g. pfedseq; repeatable."),
 ]
 DEFAULT_FOLDER = Path("federation")
 WATCH_SECONDS = 1.0
@@ -43,17 +43,17 @@ def _needs_flower() -> None:
 @app.command()
 def up(
     clients: Annotated[
-        int | None, typer.Option(min=1, help="N, how many sites to start; 3 unless it says.")
+        int | None, typer.Option(min=1, help="Number of sites to start. Default: 3.")
     ] = None,
     folder: Folder = DEFAULT_FOLDER,
     secure: Annotated[
-        bool, typer.Option("--secure", help="With TLS, and sites that must be registered.")
+        bool, typer.Option("--secure", help="Use TLS and require sites to be registered.")
     ] = False,
 ) -> None:
-    """Start a SuperLink and N sites on this machine, as many clients of a federation.
+    """Start a federation on this machine: a SuperLink and several sites.
 
-    They listen on 127.0.0.1 alone and go on until `pfedseq flower down`. Where the folder holds a
-    federation already, those of its processes that have ended are started again.
+    It listens on 127.0.0.1 only and runs until `pfedseq flower down`. If the folder already holds a
+    federation, its stopped processes are started again.
 
     Examples:
 
@@ -82,7 +82,7 @@ def up(
 
 @app.command()
 def down(folder: Folder = DEFAULT_FOLDER) -> None:
-    """Stop the processes that `pfedseq flower up` started; all files stay.
+    """Stop the processes that `pfedseq flower up` started; files are kept.
 
     Example: `pfedseq flower down`
     """
@@ -94,7 +94,7 @@ def down(folder: Folder = DEFAULT_FOLDER) -> None:
 
 @app.command()
 def status(folder: Folder = DEFAULT_FOLDER) -> None:
-    """Show the processes of a federation on this machine, and how its runs stand.
+    """Show the processes of a federation on this machine and the state of its runs.
 
     Example: `pfedseq flower status`
     """
@@ -123,14 +123,14 @@ def run(
     method: Methods = None,
     rounds: Rounds = None,
     out: Annotated[
-        Path | None, typer.Option(help="Results folder; default runs/NAME-DATE-TIME.")
+        Path | None, typer.Option(help="Results folder. Default: runs/NAME-DATE-TIME.")
     ] = None,
     folder: Folder = DEFAULT_FOLDER,
     overrides: Overrides = None,
 ) -> None:
     """Run a config on the federation that `pfedseq flower up` started, and watch it.
 
-    Site k holds client k of the config's data. Ctrl-C ends the watching only.
+    Site k holds client k of the config's data. Ctrl-C stops watching, not the run.
 
     Examples:
 
@@ -153,7 +153,7 @@ def run(
     place = (out or Path("runs") / f"{checked.run.name}-{now}").absolute()
     if (place / "config.toml").exists():
         raise InputError(
-            f"{place} already holds a run; go on with it by `pfedseq flower resume {place}`"
+            f"{place} already holds a run; continue it with `pfedseq flower resume {place}`"
         )
     submitted = federation.folder / "submitted" / f"{now}.toml"
     write_atomically(submitted, dump_config(checked))
@@ -162,25 +162,25 @@ def run(
 
 @app.command()
 def resume(
-    out: Annotated[Path, typer.Argument(help="The results folder of a run that was cut off.")],
+    out: Annotated[Path, typer.Argument(help="Results folder of an interrupted run.")],
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Go on with a federation's run from its last checkpoint, with those sites that are there.
+    """Continue a federation's run from its last checkpoint with the sites that are online.
 
     Example: `pfedseq flower resume runs/demo-20250101-120000`
     """
     from pfedseq.deployment.loopback import Loopback
 
     if not (out / "config.toml").exists():
-        raise InputError(f"{out} holds no run: it has no config.toml")
+        raise InputError(f"{out} is not a run: it has no config.toml")
     _submit(Loopback(folder), out.absolute(), None)
 
 
 @app.command()
 def watch(
-    out: Annotated[Path, typer.Argument(help="The results folder of a federation's run.")],
+    out: Annotated[Path, typer.Argument(help="Results folder of a federation's run.")],
 ) -> None:
-    """Watch a federation's run on the SuperLink's machine; ends with 0 only when all is done.
+    """Watch a federation's run on the SuperLink's machine until it ends.
 
     Example: `pfedseq flower watch results`
     """
@@ -249,33 +249,33 @@ def site(
 
 @app.command(name="app")
 def write_app(
-    folder: Annotated[Path, typer.Argument(help="A new folder for the Flower app.")],
+    folder: Annotated[Path, typer.Argument(help="New folder for the Flower app.")],
 ) -> None:
-    """Write the thin Flower app that `flwr run` takes to a folder.
+    """Write the Flower app that `flwr run` takes into a folder.
 
     Example: `pfedseq flower app pfedseq-app`
     """
     from pfedseq.deployment.loopback import copy_app
 
     if folder.exists():
-        raise InputError(f"{folder} exists already: choose another name")
+        raise InputError(f"{folder} already exists: choose another name")
     copy_app(folder)
     print(folder)
 
 
 @app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where to put certificates and keys.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for certificates and keys.")],
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address of the SuperLink; may be repeated.")
+        list[str] | None, typer.Option(help="Name or address of the SuperLink; repeatable.")
     ] = None,
     site: Annotated[
-        list[str] | None, typer.Option(help="A site to make a key for; may be repeated.")
+        list[str] | None, typer.Option(help="Site to create a key for; repeatable.")
     ] = None,
 ) -> None:
-    """Make an authority, the SuperLink's certificate, and a key for each site.
+    """Create a certificate authority, the SuperLink's certificate and a key per site.
 
-    What is there already stays as it is, so that sites can be added later.
+    Existing files are kept, so sites can be added later.
 
     Example: `pfedseq flower keys certificates --host link.example.org --site clinic-a`
     """
@@ -299,7 +299,7 @@ def _submit(federation: Any, out: Path, config: Path | None) -> None:
     try:
         _watch(out, asked, lambda: federation.fate(number[1]) if number else None)
     except KeyboardInterrupt:
-        print(f"pfedseq: the run goes on: see pfedseq flower status and {out}", file=sys.stderr)
+        print(f"pfedseq: the run continues: see pfedseq flower status and {out}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
@@ -332,7 +332,7 @@ def _watch(out: Path, asked: float, fate: Callable[[], str | None]) -> None:
     if how["state"] == "failed":
         raise InputError(f"{out}: {how['sentence']}")
     if how["state"] != "finished":
-        raise InputError(f"{out}: {lost}; `pfedseq flower resume {out}` goes on")
+        raise InputError(f"{out}: {lost}; `pfedseq flower resume {out}` continues it")
     draw_curves(folder)
     print_results(folder.read_summary(), out)
     print("Personal models are at the sites: RUN/METHOD/model in each site's own folder.")
@@ -353,7 +353,7 @@ def _await_server(out: Path, file: Any, asked: float, fate: Callable[[], str | N
                 raise InputError(f"{out} was not begun: {why}; the SuperLink's log says more")
             print(
                 f"pfedseq: waiting for Flower's server to begin {out} ({now - begun:.0f} s so far; "
-                "Ctrl-C ends the waiting, not the run)",
+                "Ctrl-C stops waiting, not the run)",
                 file=sys.stderr,
             )
         time.sleep(WATCH_SECONDS)

@@ -10,7 +10,9 @@ from pfedseq.cli.options import Plugins, load_plugins
 
 
 def methods(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also list options.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also list their options.")
+    ] = False,
     plugin: Plugins = None,
 ) -> None:
     """List the methods that can be run.

@@ -14,13 +14,17 @@ from pfedseq.errors import InputError
 
 Models = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="A finished run, an export, or a PEFT folder."),
+    typer.Argument(
+        metavar="RUN", help="Folder of a finished run, of an export, or of a PEFT adapter."
+    ),
 ]
 Client = Annotated[
-    str | None, typer.Option("--client", "-c", help="A client's name, or its number from 0.")
+    str | None,
+    typer.Option("--client", "-c", help="Name of the client, e.g. mill, or its number from 0."),
 ]
 MethodName = Annotated[
-    str | None, typer.Option("--method", "-m", help="Whose models; default: the run's first.")
+    str | None,
+    typer.Option("--method", "-m", help="Method whose models are used. Default: the run's first."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -33,11 +37,11 @@ def predict(
     ],
     client: Client = None,
     method: MethodName = None,
-    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 1,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to show per image.")] = 1,
     as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
-    """Name the classes of images, or of texts, with a client's personal model.
+    """Classify images or texts with a client's personal model.
 
     Examples:
 
@@ -89,13 +93,13 @@ def evaluate(
     ] = None,
     client: Annotated[
         list[str] | None,
-        typer.Option("--client", "-c", help="A client; may be repeated. Default: all."),
+        typer.Option("--client", "-c", help="Name of a client; repeatable. Default: all."),
     ] = None,
     method: MethodName = None,
     as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
-    """Measure how good clients' models are: on labelled examples, or on their own test data.
+    """Evaluate clients' models on labelled examples or on their own test data.
 
     Examples:
 
@@ -132,25 +136,26 @@ def evaluate(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")],
-    to: Annotated[Path, typer.Option(help="Where each client gets a folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    to: Annotated[Path, typer.Option(help="Folder to write to; one subfolder per client.")],
     client: Annotated[
-        list[str] | None, typer.Option("--client", "-c", help="A client; may be repeated.")
+        list[str] | None, typer.Option("--client", "-c", help="Name of a client; repeatable.")
     ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="All clients.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Export all clients.")] = False,
     method: MethodName = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Also a whole checkpoint with the adapter merged.")
+        bool,
+        typer.Option("--merge", help="Also write a full checkpoint with the adapter merged in."),
     ] = False,
     onnx: Annotated[
-        bool, typer.Option("--onnx", help="Also an ONNX file; needs `pfedseq[onnx]`.")
+        bool, typer.Option("--onnx", help="Also write an ONNX file; needs `pfedseq[onnx]`.")
     ] = False,
     with_backbone: Annotated[
-        bool, typer.Option("--with-backbone", help="Write the backbone even if the hub has it.")
+        bool, typer.Option("--with-backbone", help="Write the backbone even if it is on the hub.")
     ] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write clients' models as folders that transformers and PEFT load, each with a model card.
+    """Export clients' models as folders that transformers and PEFT load, with model cards.
 
     Examples:
 
@@ -164,9 +169,9 @@ def export(
     from pfedseq.serving.export import export_models
 
     if bool(client) == everyone:
-        raise InputError("say whose models to export: --client NAME, or --all")
+        raise InputError("choose the models to export: --client NAME, or --all")
     if not RunFolder(run).config.exists():
-        raise InputError(f"{run} is no run: it has no config.toml")
+        raise InputError(f"{run} is not a run: it has no config.toml")
     load_plugins(plugin)
     models = ClientModels.open(run, method)
     chosen = range(len(models.places)) if everyone else [models.find(one) for one in client or ()]
@@ -187,12 +192,12 @@ def export(
 def import_(
     adapter: Annotated[Path, typer.Argument(help="A PEFT folder: LoRA, DoRA or IA3.")],
     config: ConfigName,
-    to: Annotated[Path, typer.Option(help="The TOML file to write.")],
+    to: Annotated[Path, typer.Option(help="TOML file to write, e.g. mine.toml.")],
     head: Annotated[
-        bool, typer.Option("--head", help="Start from its head, too: the same classes.")
+        bool, typer.Option("--head", help="Also start from its head; requires the same classes.")
     ] = False,
 ) -> None:
-    """Write a config whose clients all start from an existing PEFT adapter, on its backbone.
+    """Write a config in which all clients start from an existing PEFT adapter.
 
     Example: `pfedseq import tuned-elsewhere lab/pacs --to mine.toml`, then `pfedseq run mine.toml`
     """
@@ -201,7 +206,7 @@ def import_(
     from pfedseq.serving.importing import import_adapter
 
     if to.exists():
-        raise InputError(f"{to} is there already: choose another --to")
+        raise InputError(f"{to} already exists: choose another --to")
     made = import_adapter(adapter, load_config(config), head=head)
     write_atomically(to, dump_config(made))
     tuned = made.adapter

@@ -16,22 +16,25 @@ from pfedseq.errors import InputError
 EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 
 ConfigName = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A preset, e.g. demo, or the path of a TOML file.")
+    str,
+    typer.Argument(metavar="CONFIG", help="A preset, such as demo, or the path of a TOML file."),
 ]
-Rounds = Annotated[int | None, typer.Option(help="T, communication rounds.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds, e.g. 10.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="SECTION.KEY=VALUE", help="Override a config value; may be repeated."
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override a config value, e.g. training.lr=0.02; repeatable.",
     ),
 ]
 Track = Annotated[
     str | None,
-    typer.Option(metavar="WHERE", help="Also send every round to tensorboard or mlflow."),
+    typer.Option(metavar="WHERE", help="Also log every round to tensorboard or mlflow."),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(help="cpu, mps, cuda (all cards), cuda:1, several as cuda:0,cuda:1, or auto."),
+    typer.Option(help="cpu, cuda (all cards), cuda:1, cuda:0,cuda:1, mps or auto."),
 ]
 
 
@@ -40,7 +43,7 @@ Plugins = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE",
-        help="Python file with a method or data set of your own; may be repeated.",
+        help="Python file with a method or data set of your own; repeatable.",
     ),
 ]
 

@@ -13,18 +13,17 @@ from pfedseq.cli.options import Plugins, load_plugins
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Folders of runs, of a comparison or of tables."),
+        typer.Argument(metavar="RUN…", help="Folders of runs, comparisons or reproduced tables."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The page; default report.html in the first folder.")
+        Path | None, typer.Option(help="File to write. Default: report.html in the first folder.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Make one self-contained HTML page: tables, curves, clients, costs, and where ξ came from.
+    """Write one self-contained HTML page with tables, curves, clients, costs and calibrations.
 
-    It opens from disk and needs no network. Runs that are not finished are shown as far as they
-    are.
+    It opens from disk without a network. Unfinished runs are shown as far as they are.
 
     Examples:
 

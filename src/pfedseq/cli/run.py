@@ -30,12 +30,12 @@ def run(
     config: ConfigName,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", help="Run only this method; may be repeated."),
+        typer.Option("--method", "-m", help="Run only this method, e.g. fedavg; repeatable."),
     ] = None,
     rounds: Rounds = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed, e.g. 1.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Results folder; default runs/NAME-DATE-TIME.")
+        Path | None, typer.Option(help="Results folder. Default: runs/NAME-DATE-TIME.")
     ] = None,
     device: Device = None,
     track: Track = None,
@@ -44,8 +44,8 @@ def run(
 ) -> None:
     """Run the methods of a config and write their results to one folder.
 
-    The same command on a folder whose run was cut off goes on with it. Ctrl-C stops after the round
-    at hand, a second Ctrl-C at once; no finished round is lost.
+    If `--out` holds an interrupted run of the same config, it is continued. Ctrl-C stops after the
+    current round, a second Ctrl-C at once; no finished round is lost.
 
     Examples:
 
@@ -72,11 +72,13 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The results folder of a run that was cut off.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Results folder of an interrupted run, e.g. runs/demo.")
+    ],
     track: Track = None,
     plugin: Plugins = None,
 ) -> None:
-    """Continue a run from its last checkpoints; the results are those of an unbroken run.
+    """Continue an interrupted run; the results equal those of an uninterrupted one.
 
     Example: `pfedseq resume runs/demo-20250101-120000`
     """
@@ -92,23 +94,22 @@ def compare(
     config: ConfigName,
     methods: Annotated[
         str,
-        typer.Option(
-            help="Methods, comma-separated; the first is the reference. Or: paper, newer, all."
-        ),
+        typer.Option(help="Comma-separated; the first is the reference. Or: paper, newer, all."),
     ] = "paper",
-    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2",
     rounds: Rounds = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of all runs; default runs/compare-NAME.")
+        Path | None, typer.Option(help="Folder of all runs. Default: runs/compare-NAME.")
     ] = None,
     device: Device = None,
     track: Track = None,
     plugin: Plugins = None,
     overrides: Overrides = None,
 ) -> None:
-    """Run methods over seeds on the same partitions and initial weights, in one table.
+    """Compare methods over several seeds, with paired differences and confidence intervals.
 
-    What the output folder already holds is not run again; a run that was cut off is continued.
+    All methods share partitions and initial weights. Finished runs in the output folder are not
+    repeated; an interrupted one is continued.
 
     Examples:
 
@@ -137,7 +138,7 @@ def compare(
     folder = out or Path("runs") / f"compare-{checked.run.name}"
     entries = methods_by_seeds(checked, names, seed_numbers)
     with (
-        interruptible("the same command goes on"),
+        interruptible("the same command continues"),
         SequenceDisplay(len(entries), folder) as display,
         tracked(display.announce, track, entries, folder, tell) as announce,
     ):
@@ -160,7 +161,7 @@ def _show(config: Any, work: Any, folder: Path, track: str | None) -> None:
 
     for sentence in config.advice():
         print(f"pfedseq: warning: {sentence}", file=sys.stderr)
-    with interruptible(f"`pfedseq resume {folder}` goes on"):
+    with interruptible(f"`pfedseq resume {folder}` continues"):
         earlier = RunFolder(folder).by_method()
         with ProgressDisplay(config.run.methods, config.run.rounds, earlier) as display:
 

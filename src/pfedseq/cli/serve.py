@@ -23,21 +23,23 @@ TOKEN_VARIABLE = "PFEDSEQ_TOKEN"
 def serve(
     run: Models,
     method: MethodName = None,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(help=f"File with the bearer token to ask for; or set {TOKEN_VARIABLE}."),
+        typer.Option(help=f"File with the bearer token to require; or set {TOKEN_VARIABLE}."),
     ] = None,
     max_megabytes: Annotated[float, typer.Option(min=0.001, help="Largest request.")] = 10,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a request.")] = 30,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds until a request times out.")
+    ] = 30,
     max_batch: Annotated[int, typer.Option(min=1, help="Examples in a pass, at most.")] = 64,
     plugin: Plugins = None,
 ) -> None:
-    """Answer over HTTP with every client's personal model, all on one backbone.
+    """Serve every client's personal model over HTTP, all on one backbone.
 
-    The address shows a page to try it; /docs describes the interface. Requests for different
-    clients go through the backbone together.
+    The address shows a page to try it; /docs describes the API. Requests for different clients
+    share passes through the backbone.
 
     Examples:
 
@@ -73,7 +75,7 @@ def serve(
     listening = _listen(host, port)
     place = f"[{host}]" if ":" in host else host
     address = f"http://{place}:{listening.getsockname()[1]}/"
-    print(f"{count(len(found.names), 'client')} at {address} (Ctrl-C ends it)", flush=True)
+    print(f"{count(len(found.names), 'client')} at {address} (Ctrl-C stops it)", flush=True)
     app = make_service(served, limits, token)
     uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none")).run([listening])
 
