@@ -37,7 +37,7 @@ def predict(
     ],
     client: Client = None,
     method: MethodName = None,
-    top: Annotated[int, typer.Option(min=1, help="Number of classes to show per image.")] = 1,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to show per example.")] = 1,
     as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
