@@ -39,6 +39,7 @@ TESTS = {
     "deployment/status.py": "deployment/test_server cli/test_flower",
     "deployment/loopback.py": "cli/test_flower",
     "deployment/certificates.py": "cli/test_flower",
+    "deployment/proxy.py": "deployment/test_fence",
     "deployment/*.py": _FLOWER,
     "engines/answer.py": "engines/test_hello engines/test_states engines/test_wire "
     "engines/test_payload methods/test_identities engines/test_screening",

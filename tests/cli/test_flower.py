@@ -70,6 +70,26 @@ def test_keys_are_private_and_never_replaced(tmp_path):
         make_certificates(tmp_path, ["127.0.0.1"], ["../clinic"])
 
 
+def test_a_new_host_and_a_renewal_change_the_certificate_alone(tmp_path):
+    made = make_certificates(tmp_path, ["link.example.org"], ["clinic-a"])
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert call("keys", tmp_path, "--host", "127.0.0.1").exit_code == 0, "it is always among them"
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    printed = call("keys", tmp_path, "--host", "new.example.org").stdout
+    assert "is for link.example.org, 127.0.0.1, localhost, new.example.org" in printed
+    for host in ("new.example.org", "link.example.org", "127.0.0.1"):
+        handshake(made, host)
+    changed = {f.name for f in tmp_path.iterdir() if f.read_bytes() != before[f.name]}
+    assert changed == {"server.pem", "server.key"}
+    pem = (tmp_path / "server.pem").read_bytes()
+    assert call("keys", tmp_path, "--renew").exit_code == 0
+    assert (tmp_path / "server.pem").read_bytes() != pem
+    handshake(made, "new.example.org")
+    (tmp_path / "ca.key").unlink()
+    with pytest.raises(InputError, match=r"ca\.key is not readable"):
+        make_certificates(tmp_path, ["third.example.org"], [])
+
+
 def test_flower_takes_the_public_keys(tmp_path):
     from flwr.cli.supernode.register import try_load_public_key
 

@@ -272,18 +272,50 @@ def keys(
     site: Annotated[
         list[str] | None, typer.Option(help="Site to create a key for; repeatable.")
     ] = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Issue a new certificate for the SuperLink, valid for a year.")
+    ] = False,
 ) -> None:
     """Create a certificate authority, the SuperLink's certificate and a key per site.
 
-    Existing files are kept, so sites can be added later.
+    Existing keys are kept, so sites can be added later. A new --host, or --renew, issues another
+    certificate for the SuperLink from the same authority: restart the SuperLink afterwards.
 
-    Example: `pfedseq flower keys certificates --host link.example.org --site clinic-a`
+    Examples:
+
+    - `pfedseq flower keys certificates --host link.example.org --site clinic-a`
+
+    - `pfedseq flower keys certificates --renew`
     """
     from pfedseq.deployment.certificates import make_certificates
 
-    make_certificates(folder, host or ["127.0.0.1"], site or [])
+    made = make_certificates(folder, host or [], site or [], renew)
     for file in sorted(folder.iterdir()):
         print(file)
+    print(f"the SuperLink's certificate is for {', '.join(made.hosts())}")
+
+
+@app.command()
+def proxy(
+    folder: Annotated[Path, typer.Argument(help="A folder for the proxy's config and logs.")],
+    certificates: Annotated[
+        Path, typer.Option(help="The folder that `pfedseq flower keys` made.")
+    ] = Path("certificates"),
+    listen: Annotated[
+        str, typer.Option(help="ADDRESS:PORT that the sites reach.")
+    ] = "0.0.0.0:9092",
+    superlink: Annotated[
+        str, typer.Option(help="HOST:PORT of the SuperLink on this machine.")
+    ] = "127.0.0.1:9091",
+) -> None:
+    """Write a config for nginx that lets the sites reach the SuperLink, and nobody its controls.
+
+    Example: `pfedseq flower proxy proxy --listen 0.0.0.0:9092 --superlink 127.0.0.1:9091`
+    """
+    from pfedseq.deployment.proxy import write_proxy
+
+    path = write_proxy(folder, certificates, listen, superlink)
+    print(f"{path}: start it with nginx -c {path}")
 
 
 def _submit(federation: Any, out: Path, config: Path | None) -> None:

@@ -20,7 +20,10 @@ from cryptography.x509.oid import NameOID
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
 
-VALID_DAYS = 365
+VALID_DAYS, AUTHORITY_DAYS = 365, 3650
+AUTHORITY = "pfedseq federation"
+LOCAL = ("127.0.0.1", "localhost")
+"""Under which the SuperLink's own machine reaches it."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,15 @@ class Certificates:
         """The authority's certificate: goes to every site and every operator."""
         return self.folder / "ca.crt"
 
+    def hosts(self) -> list[str]:
+        """The names and addresses that the SuperLink's certificate is good for."""
+        file = self.folder / "server.pem"
+        if not file.exists():
+            return []
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return [str(name.value) for name in names]
+
     def server_options(self) -> list[str]:
         """For flower-superlink."""
         pairs = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
@@ -44,7 +56,7 @@ class Certificates:
         ]
 
     def node_options(self) -> list[str]:
-        """For flower-supernode."""
+        """For pfedseq flower site."""
         return ["--root-certificates", str(self.authority)]
 
     def node_key(self, site: str) -> Path:
@@ -56,11 +68,20 @@ class Certificates:
         return self.folder / f"{site}.pub"
 
 
-def make_certificates(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> Certificates:
-    """Make what is missing: files that are there are never replaced."""
+def make_certificates(
+    folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool = False
+) -> Certificates:
+    """Make what is missing; an authority and keys that are there are never replaced.
+
+    The SuperLink's certificate is made anew by the same authority where it lacks one of `hosts`, or
+    to `renew` it for another year. It is always good for this machine's own addresses, too.
+    """
     made = Certificates(folder.absolute())
     if not made.authority.exists():
-        _make_server(made.folder, hosts)
+        _make_authority(made.folder)
+    known = made.hosts()
+    if renew or not known or not set(hosts) <= set(known):
+        _make_server(made.folder, list(dict.fromkeys([*known, *hosts, *LOCAL])))
     for site in sites:
         if not site or any(c in site for c in "/\\"):
             raise InputError(f"a site cannot be called {site!r}: its keys are files of that name")
@@ -69,12 +90,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], sites: Sequence[str]) 
     return made
 
 
-def _make_server(folder: Path, hosts: Sequence[str]) -> None:
-    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    ca_name, name = (
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-        for text in ("pfedseq federation", hosts[0])
-    )
+def _make_authority(folder: Path) -> None:
+    authority, name = ec.generate_private_key(ec.SECP384R1()), _name(AUTHORITY)
     usage = dict.fromkeys(
         (
             "content_commitment",
@@ -87,7 +104,7 @@ def _make_server(folder: Path, hosts: Sequence[str]) -> None:
         False,
     )
     root = (
-        _builder(ca_name, ca_name, authority.public_key())
+        _builder(name, name, authority.public_key(), AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
             x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **usage),
@@ -98,8 +115,23 @@ def _make_server(folder: Path, hosts: Sequence[str]) -> None:
         )
         .sign(authority, hashes.SHA384())
     )
+    _write_secret(folder / "ca.key", _private(authority))
+    write_atomically(folder / "ca.crt", root.public_bytes(serialization.Encoding.PEM))
+
+
+def _make_server(folder: Path, hosts: Sequence[str]) -> None:
+    try:
+        content = (folder / "ca.key").read_bytes()
+    except OSError as problem:
+        raise InputError(
+            f"the SuperLink's certificate cannot be made anew: the authority's key {folder}/ca.key "
+            f"is not readable ({problem.strerror}); bring it back for as long as this takes"
+        ) from None
+    authority = serialization.load_pem_private_key(content, None)
+    assert isinstance(authority, ec.EllipticCurvePrivateKey)  # as `_make_authority` made it
+    server = ec.generate_private_key(ec.SECP384R1())
     certificate = (
-        _builder(name, ca_name, server.public_key())
+        _builder(_name(hosts[0]), _name(AUTHORITY), server.public_key(), VALID_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(
             x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False
@@ -110,11 +142,8 @@ def _make_server(folder: Path, hosts: Sequence[str]) -> None:
         )
         .sign(authority, hashes.SHA384())
     )
-    pem = serialization.Encoding.PEM
-    _write_secret(folder / "ca.key", _private(authority))
     _write_secret(folder / "server.key", _private(server))
-    write_atomically(folder / "server.pem", certificate.public_bytes(pem))
-    write_atomically(folder / "ca.crt", root.public_bytes(pem))
+    write_atomically(folder / "server.pem", certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def _make_node(made: Certificates, site: str) -> None:
@@ -133,8 +162,12 @@ def _make_node(made: Certificates, site: str) -> None:
     )
 
 
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -144,7 +177,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .not_valid_after(now + datetime.timedelta(days=days))
     )
 
 
