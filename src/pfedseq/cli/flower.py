@@ -273,7 +273,10 @@ def keys(
         list[str] | None, typer.Option(help="Site to create a key for; repeatable.")
     ] = None,
     renew: Annotated[
-        bool, typer.Option("--renew", help="Issue a new certificate for the SuperLink, valid for a year.")
+        bool,
+        typer.Option(
+            "--renew", help="Issue a new certificate for the SuperLink, valid for a year."
+        ),
     ] = False,
 ) -> None:
     """Create a certificate authority, the SuperLink's certificate and a key per site.
