@@ -313,7 +313,7 @@ class Config(BaseConfig):
 
     def sized(self) -> Config:
         """The same run with `data.image_size` set, to the backbone's own where it was left out."""
-        if self.data.name == "text" or self.data.image_size is not None:
+        if self.data.unit != "image" or self.data.image_size is not None:
             return self
         from pfedseq.model.backbone import load_backbone  # takes seconds, and few configs need it
 
@@ -324,7 +324,7 @@ class Config(BaseConfig):
 
     def with_image_size(self, size: int | None) -> Config:
         """The same run with `data.image_size = size`, unless it is set or there are no images."""
-        if self.data.name == "text" or self.data.image_size is not None or size is None:
+        if self.data.unit != "image" or self.data.image_size is not None or size is None:
             return self
         data = DataConfig.model_validate({**self.data.model_dump(), "image_size": size})
         return self.model_copy(update={"data": data})

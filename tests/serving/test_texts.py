@@ -200,7 +200,7 @@ def test_a_saved_model_of_an_unknown_kind_is_refused(finished, tmp_path):
     shutil.copytree(finished / "adapters/pfedseq/anna", folder)
     about = json.loads((folder / "personal_model.json").read_text())
     for change, said in (
-        ({"unit": "sound"}, "'sound' examples is not known"),
+        ({"unit": "sound"}, "no workload for examples of the kind 'sound'"),
         ({"max_tokens": 0}, "texts of 0 tokens"),
         ({"pooling": "median"}, "unknown pooling 'median'"),
     ):

@@ -153,7 +153,7 @@ def _config(
     assignments = [*(overrides or []), *given]
     if name.endswith(".toml") or name in set(preset_names()) - set(DATA_SETS):
         config = load_config(name, assignments).sized()
-        if config.data.name != "text":
+        if config.data.unit == "image":
             check_image_size(config.model.backbone, config.data.side)
         return config
     needed = {

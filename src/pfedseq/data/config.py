@@ -172,6 +172,11 @@ class DataConfig(BaseConfig):
         return in_folder or self.group_column is not None
 
     @property
+    def unit(self) -> str:
+        """What one example is called: `image`, `text`."""
+        return _data_sets()[self.name].unit
+
+    @property
     def side(self) -> int:
         """Pixels per side; where neither the config nor a backbone says it, the usual ones."""
         return self.image_size or (DIGITS_SIDE if self.name == "digits" else USUAL_SIDE)

@@ -29,6 +29,8 @@ class DataSet:
     """Where it is fetched from when no source is given."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What a bare `data.name` means: the paper's Section 5.1 and Appendix B for its four."""
+    unit: str = "image"
+    """What one example is called."""
     published: bool = False
     """Everybody's images: prepared at the paper's size where only the name is given."""
 
@@ -134,10 +136,11 @@ _BUILT_IN = (
     ),
     DataSet(
         "text",
-        "your own texts, for a BERT: a CSV file with the columns client, label and text",
+        "your own texts: a CSV file with the columns client, label and text",
         "CSV file, or folder of .txt files",
         None,
         defaults={"partition": "owners"},
+        unit="text",
     ),
 )
 DATA_SETS = Registry("data set", "pfedseq.datasets", DataSet, _BUILT_IN)

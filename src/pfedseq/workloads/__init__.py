@@ -18,17 +18,20 @@ WORKLOADS: tuple[type[Workload], ...] = (ImageWorkload, TextWorkload)
 
 
 def find_workload(data: DataConfig) -> type[Workload]:
-    """The kind of the examples that a `[data]` section names."""
-    kinds = (kind for kind in WORKLOADS if data.name in kind.data_names)
-    return next(kinds, ImageWorkload)
+    """The workload of the examples that a `[data]` section names."""
+    return _of_unit(data.unit)
 
 
 def find_kind(unit: str) -> Kind:
     """By what one example is called, as a saved model has it."""
+    return _of_unit(unit).kind
+
+
+def _of_unit(unit: str) -> type[Workload]:
     for workload in WORKLOADS:
         if workload.kind.unit == unit:
-            return workload.kind
-    raise InputError(f"a model for {unit!r} examples is not known to this version of pfedseq")
+            return workload
+    raise InputError(f"there is no workload for examples of the kind {unit!r}")
 
 
 def asked_backbone(folder: Path, base: str, about: Mapping[str, Any], or_else: str = "") -> Asked:

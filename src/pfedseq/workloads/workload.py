@@ -40,8 +40,6 @@ class Workload(ABC):
 
     kind: ClassVar[Kind]
     """What serving asks of examples of this kind."""
-    data_names: ClassVar[tuple[str, ...]]
-    """The names of `[data]` whose examples are of this kind."""
     own_data: ClassVar[str]
     """The name of `[data]` for a folder or file of somebody's own examples."""
 

@@ -29,7 +29,6 @@ class ImageWorkload(Workload):
     """A frozen image encoder and images of any data set."""
 
     kind: ClassVar[Kind] = ImageKind()
-    data_names: ClassVar[tuple[str, ...]] = ()
     own_data: ClassVar[str] = "folder"
 
     @classmethod

@@ -30,7 +30,6 @@ class TextWorkload(Workload):
     """A frozen text encoder and labelled texts."""
 
     kind: ClassVar[Kind] = TextKind()
-    data_names: ClassVar[tuple[str, ...]] = ("text",)
     own_data: ClassVar[str] = "text"
 
     @classmethod
