@@ -27,6 +27,7 @@ from pfedseq.model.normalisation import NAMED
 from pfedseq.plugins import load_file
 from pfedseq.presets import find_config, is_preset
 from pfedseq.relative_paths import write_out_paths
+from pfedseq.training.augmentations import AugmentationConfig
 from pfedseq.training.config import HeadKind, LocalTraining
 from pfedseq.training.loss import LossConfig
 
@@ -141,7 +142,7 @@ class ModelConfig(BaseConfig):
         return given
 
 
-class TrainingConfig(LocalTraining, LossConfig):
+class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
     """[training]: local training, for every method that does not say otherwise."""
 
     head_lr: float | None = Field(

@@ -138,6 +138,7 @@ def _train_features(tasks: Sequence[ExampleTask], adapters: Sequence[Tensor]) ->
         [task for task, _ in missing],
         [own for _, own in missing],
         [task.round_examples for task, _ in missing],
+        training=True,
     )
     for (task, own), features in zip(missing, computed, strict=True):
         task.keep_features(own, features)
@@ -146,7 +147,10 @@ def _train_features(tasks: Sequence[ExampleTask], adapters: Sequence[Tensor]) ->
 
 @torch.no_grad()
 def _features(
-    tasks: Sequence[ExampleTask], adapters: Sequence[Tensor], indices: Sequence[NDArray[Any]]
+    tasks: Sequence[ExampleTask],
+    adapters: Sequence[Tensor],
+    indices: Sequence[NDArray[Any]],
+    training: bool = False,
 ) -> list[Tensor]:
     """Features (n, F) of each one's examples, nothing to be differentiated.
 
@@ -156,11 +160,11 @@ def _features(
     few = [place for place, own in enumerate(indices) if 0 < len(own) < ENOUGH_ALONE]
     for start in range(0, len(few), AT_ONCE):
         some = few[start : start + AT_ONCE]
-        inputs = [tasks[place].source.inputs(indices[place]) for place in some]
+        inputs = [tasks[place].inputs(indices[place], training) for place in some]
         own = torch.stack([adapters[place] for place in some])
         found.update(zip(some, _pass(tasks[0].model, own, inputs), strict=True))
     return [
-        found[place] if place in found else task.features(adapters[place], indices[place])
+        found[place] if place in found else task.features(adapters[place], indices[place], training)
         for place, task in enumerate(tasks)
     ]
 

@@ -18,7 +18,7 @@ from pfedseq.measures import ALWAYS, MEASURES, Score, score
 from pfedseq.model import shared_passes
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
-from pfedseq.seeding import torch_generator
+from pfedseq.seeding import derive_seed, torch_generator
 from pfedseq.training.config import Units
 from pfedseq.training.loss import CROSS_ENTROPY, Loss, LossConfig
 
@@ -36,6 +36,9 @@ class Examples(Protocol):
 
     def inputs(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """(B, …): what the adapted model starts from."""
+
+    def training_inputs(self, indices: NDArray, stream: int) -> Tensor:  # type: ignore[type-arg]
+        """The same for training: each example changed as (stream, index) says, if at all."""
 
     def labels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """(B,) class indices."""
@@ -68,12 +71,13 @@ class ExampleTask:
         measures: Sequence[str] = ALWAYS,
         round: int = 1,
         criterion: Loss = PLAIN,
+        stream: int = 0,
     ) -> None:
         self.model, self.source, self.data, self._keep = model, source, data, keep
         self._drawn = torch.arange(len(data.train)) if drawn is None else drawn
         self.batch_size, self._order, self._dropout = batch_size, order, dropout
         self.measures = measures
-        self.round, self.criterion = round, criterion
+        self.round, self.criterion, self._stream = round, criterion, stream
         self._kept: tuple[Tensor, Tensor] | None = None
         self._read: tuple[Batch, Tensor, Tensor] | None = None
 
@@ -151,12 +155,18 @@ class ExampleTask:
         logits, labels = self.model.classify(head, features), self.source.labels(indices)
         return score(logits, labels, tuple(MEASURES) if full else self.measures, counts=full)
 
+    def inputs(self, indices: NDArray[Any], training: bool = False) -> Tensor:
+        """What the adapted model starts from; `training`: as the round has changed the examples."""
+        if training:
+            return self.source.training_inputs(indices, self._stream)
+        return self.source.inputs(indices)
+
     @torch.no_grad()
-    def features(self, adapter: Tensor, indices: NDArray[Any]) -> Tensor:
+    def features(self, adapter: Tensor, indices: NDArray[Any], training: bool = False) -> Tensor:
         """Features (n, F) of examples under a θ that stays, in batches."""
         features_of = self.model.merged(adapter)
         parts = [
-            features_of(self.source.inputs(indices[start : start + EVALUATION_BATCH]))
+            features_of(self.inputs(indices[start : start + EVALUATION_BATCH], training))
             for start in range(0, len(indices), EVALUATION_BATCH)
         ]
         return torch.cat(parts or [adapter.new_zeros(0, self.model.feature_dim)])
@@ -172,7 +182,7 @@ class ExampleTask:
         pFedMe takes K gradients on each batch, Ditto two: it is read and normalised once.
         """
         if self._read is None or self._read[0] is not batch:
-            inputs = self.source.inputs(self.data.train[batch.numpy()])
+            inputs = self.inputs(self.data.train[batch.numpy()], training=True)
             self._read = (batch, inputs, self.labels(batch))
         return self._read[1], self._read[2]
 
@@ -186,7 +196,7 @@ class ExampleTask:
         return (
             kept
             if kept is not None
-            else self.keep_features(adapter, self.features(adapter, self.round_examples))
+            else self.keep_features(adapter, self.features(adapter, self.round_examples, True))
         )
 
     @property
@@ -249,6 +259,7 @@ class ExampleSite:
             self.measures,
             t,
             self.criterion,
+            derive_seed(self.seed, "augmentation", self.client, t),
         )
 
     @property

@@ -14,6 +14,7 @@ from pfedseq.config import Config
 from pfedseq.data.record import data_record
 from pfedseq.learners.fused_mamba import fused_mamba
 from pfedseq.methods import METHODS
+from pfedseq.training.augmentations import AugmentationConfig
 from pfedseq.training.config import LocalTraining
 from pfedseq.training.loss import LossConfig
 
@@ -44,7 +45,11 @@ _WITHOUT_EFFECT = {
 }
 _PLAIN_TRAINING = LocalTraining().model_dump(
     mode="json", exclude={"lr", "head_lr", "local_epochs"}, exclude_none=True
-) | LossConfig().model_dump(mode="json", exclude_none=True)
+) | {
+    name: value
+    for section in (LossConfig(), AugmentationConfig())
+    for name, value in section.model_dump(mode="json", exclude_none=True).items()
+}
 _AS_BEFORE = {
     "federation.payload": "float32",
     "model.precision": "float32",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from pfedseq.data.image_store import Report
 from pfedseq.model.encoders.parts import Part
 from pfedseq.model.token_store import Kept, Prefix, Storage, tokens_for
 from pfedseq.workloads.images.pixels import normalise
+
+if TYPE_CHECKING:
+    from pfedseq.workloads.images.variation import Variation
 
 SKETCH_SIZE = 32
 """Pixels per side of what `sketches` gives."""
@@ -31,6 +35,8 @@ class ImageSource:
     device: torch.device
     tokens: Callable[[NDArray], Tensor] | None = None  # type: ignore[type-arg]
     """What the frozen layers below the first adapter make of images, where there are such."""
+    variation: Variation | None = None
+    """How training images are changed, where they are."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -42,6 +48,12 @@ class ImageSource:
         if self.tokens is None:
             return self.pixels(indices)
         return self.tokens(indices).to(self.device, torch.float32)
+
+    def training_inputs(self, indices: NDArray, stream: int) -> Tensor:  # type: ignore[type-arg]
+        """The same of images that are augmented as `stream` says; as they are, if none are."""
+        if self.variation is None:
+            return self.inputs(indices)
+        return self.variation.inputs(self, indices, stream)
 
     def pixels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """(B, 3, S, S), normalised."""

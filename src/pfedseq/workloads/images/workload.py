@@ -20,6 +20,7 @@ from pfedseq.workloads.images.auxiliary import auxiliary_images
 from pfedseq.workloads.images.kind import ImageKind
 from pfedseq.workloads.images.reader import ImageReader
 from pfedseq.workloads.images.source import ImageSource, with_tokens
+from pfedseq.workloads.images.variation import Variation
 from pfedseq.workloads.kinds import Kind
 from pfedseq.workloads.workload import Copy, Workload
 
@@ -73,10 +74,38 @@ class ImageWorkload(Workload):
         """Pixels, or tokens out of the frozen layers; those that are not there yet are computed."""
         images = _images(data.examples)
         source = ImageSource(images, self.backbone.mean, self.backbone.std, self.model.device)
-        if self.model.prefix is None:
+        prefix, training = self.model.prefix, self.config.training
+        if training.augment:
+            source = replace(source, variation=self._variation(source, data, report))
+        if prefix is None:
             return source
         section, store = self.config.model, self.config.data.store
-        return with_tokens(source, self.model.prefix, data.clients, section.tokens, store, report)
+        return with_tokens(source, prefix, data.clients, section.tokens, store, report)
+
+    def _variation(
+        self, source: ImageSource, data: FederatedData, report: Report | None
+    ) -> Variation:
+        """How training images are augmented; with frozen layers in `training.views` ways each."""
+        prefix, training, section = self.model.prefix, self.config.training, self.config.model
+        varied = Variation(training.augment, self.config.run.seed)
+        if prefix is None or section.tokens == "none":
+            if training.views is not None:
+                raise InputError(
+                    "training.views keeps tokens of the frozen layers below the first adapter, and "
+                    "here are none to keep: leave it out, and each image is augmented anew in "
+                    "every round"
+                )
+            return varied if prefix is None else varied.through(prefix)
+        if training.views is None:
+            raise InputError(
+                "training.augment changes images, and the tokens of the frozen layers below the "
+                "first adapter are kept of each image as it is: set training.views = 4 to keep "
+                "tokens of four augmented views of each image, adapter.layers = 'all', or "
+                "model.tokens = 'none' to run the frozen layers in every round"
+            )
+        return varied.with_views(
+            training.views, prefix, source, data.clients, section.tokens, self.config.data.store
+        )
 
     def copy(self, data: FederatedData, examples: Examples, device: torch.device) -> Copy:
         """Tokens that are kept are read by all devices."""

@@ -71,6 +71,10 @@ class TextSource:
         """(B, max_tokens): token numbers with all their padding."""
         return torch.from_numpy(self.tokens[indices]).to(self.device)
 
+    def training_inputs(self, indices: NDArray[np.int64], stream: int) -> Tensor:
+        """As they are: texts are not augmented."""
+        return self.inputs(indices)
+
     def labels(self, indices: NDArray[np.int64]) -> Tensor:
         """(B,) class indices."""
         assert self.texts is not None

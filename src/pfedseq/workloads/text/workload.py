@@ -34,8 +34,10 @@ class TextWorkload(Workload):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuse a backbone that is known to read images."""
+        """Refuse a backbone that is known to read images, and what is done to images alone."""
         check_reads_texts(config.model.backbone)
+        if config.training.augment:
+            raise InputError("training.augment is for images: leave it out for texts")
 
     @classmethod
     def agreed(cls, data: DataConfig) -> dict[str, Any]:
