@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedseq.data import digits, partition, splitting
+from pfedseq.data import arrays, digits, partition, splitting
 from pfedseq.data.config import DataConfig
 from pfedseq.data.dataset import ClientData, ExampleSet, FederatedData, ImageSet, all_images
 from pfedseq.data.duplicates import copies, same_numbers
@@ -17,10 +17,22 @@ from pfedseq.errors import InputError
 from pfedseq.words import some
 
 
-def load_data(config: DataConfig, seed: int, report: Report = silent) -> FederatedData:
-    """The clients of a run; the same config and seed give the same clients and pixels."""
+def load_data(
+    config: DataConfig, seed: int, report: Report = silent, given: arrays.Given | None = None
+) -> FederatedData:
+    """The clients of a run; the same config and seed give the same clients and pixels.
+
+    `given` are examples that a program has at hand (`data/arrays.py`).
+    """
     if not 0 <= seed < 2**32:
         raise InputError(f"the seed is {seed}, but must be between 0 and 2**32 - 1")
+    if given is not None:
+        return divide(arrays.examples_of(given, config), config, seed)
+    if arrays.are_given(config):
+        raise InputError(
+            "the run's data were given by a program and lie nowhere: give them again, as in "
+            "pfedseq.resume(out, data=...) or pfedseq.run(config, out, data=...)"
+        )
     if config.name == "text":
         return divide(load_texts(config), config, seed)
     images = load_images(config, report)

@@ -135,6 +135,13 @@ _BUILT_IN = (
         defaults={"partition": "owners"},
     ),
     DataSet(
+        "arrays",
+        "images that a Python program gives: pfedseq.run(config, out, data={...})",
+        "nothing: arrays, PIL images or torch data sets, in Python alone",
+        None,
+        defaults={"partition": "owners"},
+    ),
+    DataSet(
         "text",
         "your own texts: a CSV file with the columns client, label and text",
         "CSV file, or folder of .txt files",

@@ -57,11 +57,11 @@ def load_texts(config: DataConfig) -> TextSet:
         fingerprint=hashlib.sha256(json.dumps([e.text for e in found]).encode()).hexdigest(),
         groups=number_groups([(example.owner, example.group) for example in found]),
         is_validation=is_validation,
-        hashes=_hashes([e.text for e in found]) if config.split == "stratified" else None,
+        hashes=text_hashes([e.text for e in found]) if config.split == "stratified" else None,
     )
 
 
-def _hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
+def text_hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
     """(n, 2) checksums of the texts, and of the texts without case and spaces."""
     folded = ["".join(text.casefold().split()) for text in texts]
     columns = [checksums([text.encode() for text in column]) for column in (texts, folded)]

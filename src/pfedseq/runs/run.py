@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from pfedseq.config import Config, dump_config, load_config
+from pfedseq.data.arrays import Given, are_given, section_for
 from pfedseq.data.distribution import draw_distribution
 from pfedseq.data.record import data_record
 from pfedseq.engines.intake import Intake
@@ -45,13 +46,16 @@ def run(
     out: Path | str,
     listener: Listener | None = None,
     tell: Tell = tell_nobody,
+    data: Given | None = None,
 ) -> RunSummary:
     """Run every method of a config into the folder `out`.
 
     An unfinished run of the same config that is there already is continued; anything else in its
-    place is refused.
+    place is refused. `data` are the clients' examples (`data/arrays.py`), in place of [data].
     """
     folder = RunFolder(Path(out))
+    if data is not None:
+        config = config.model_copy(update={"data": section_for(data, config.data)})
     if begun := folder.config.exists():
         if folder.finished:
             raise InputError(f"{out} already holds a run, which is finished; choose another --out")
@@ -59,7 +63,7 @@ def run(
         tell(f"{out} holds an unfinished run of this config; going on with it")
     else:
         RunFolder.check_vacant(folder.path)
-    world = World.build(config)
+    world = World.build(config, data)
     for note in world.notes:
         tell(note)
     if not begun:
@@ -68,13 +72,22 @@ def run(
 
 
 def resume(
-    out: Path | str, listener: Listener | None = None, tell: Tell = tell_nobody
+    out: Path | str,
+    listener: Listener | None = None,
+    tell: Tell = tell_nobody,
+    data: Given | None = None,
 ) -> RunSummary:
-    """Continue a run from its last checkpoints; the results are those of an unbroken run."""
+    """Continue a run from its last checkpoints; the results are those of an unbroken run.
+
+    A run whose `data` were given is given them again; others than then are refused.
+    """
     folder = RunFolder(Path(out))
     if not folder.config.exists():
         raise InputError(f"{out} holds no run: it has no config.toml")
-    return run_methods(World.build(load_config(folder.config)), folder, listener, tell)
+    config = load_config(folder.config)
+    if data is not None and not are_given(config.data):
+        raise InputError(f"{out} was begun on {config.data.name}: go on without data")
+    return run_methods(World.build(config, data), folder, listener, tell)
 
 
 def run_methods(

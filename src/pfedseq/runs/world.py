@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from pfedseq.config import Config, RunConfig, TrainingConfig
+from pfedseq.data.arrays import Given
 from pfedseq.data.dataset import FederatedData
 from pfedseq.data.image_store import Report
 from pfedseq.data.loading import load_data, remarks
@@ -50,13 +51,16 @@ class World:
     """On the devices after the first."""
 
     @classmethod
-    def build(cls, config: Config) -> World:
-        """Load data and backbone; everything is a function of the config and its seed."""
+    def build(cls, config: Config, given: Given | None = None) -> World:
+        """Load data and backbone; everything is a function of the config and its seed.
+
+        And of the examples that a program has `given`, where the config says so.
+        """
         config = config.sized()
         methods = [find_method(name) for name in config.run.methods]
         kind = find_workload(config.data)
         kind.check(config)
-        data = load_data(config.data, config.run.seed)
+        data = load_data(config.data, config.run.seed, given=given)
         workload = kind.load(config, len(data.examples.class_names))
         examples = workload.examples(data)
         others = pick_devices(config.engine.device)[1:]

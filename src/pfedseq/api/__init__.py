@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pfedseq.api.opened import Run, open_run
 from pfedseq.config import Config
+from pfedseq.data.arrays import Given
 from pfedseq.report.figures import draw_curves
 from pfedseq.runs import run as runs
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import RunSummary
+
+__all__ = ["Run", "open_run", "resume", "run"]
 
 
 def run(
@@ -16,13 +20,16 @@ def run(
     out: Path | str,
     listener: runs.Listener | None = None,
     tell: runs.Tell = runs.tell_nobody,
+    data: Given | None = None,
 ) -> RunSummary:
     """Run every method of a config into the folder `out`; returns what summary.json holds.
 
     An unfinished run of the same config that is there already is continued. `listener` gets every
-    round's record, `tell` sentences that the user should know.
+    round's record, `tell` sentences that the user should know. `data` are the clients' examples, in
+    place of the config's [data]: `{"site_a": (x, y), "site_b": data_set}` with images (uint8, or
+    floats in [0, 1]; channels first or last; PIL) or texts, and labels that are numbers or names.
     """
-    summary = runs.run(config, out, listener, tell)
+    summary = runs.run(config, out, listener, tell, data)
     draw_curves(RunFolder(Path(out)))
     return summary
 
@@ -31,8 +38,12 @@ def resume(
     out: Path | str,
     listener: runs.Listener | None = None,
     tell: runs.Tell = runs.tell_nobody,
+    data: Given | None = None,
 ) -> RunSummary:
-    """Continue a run from its last checkpoints; the results are those of an unbroken run."""
-    summary = runs.resume(out, listener, tell)
+    """Continue a run from its last checkpoints; the results are those of an unbroken run.
+
+    A run whose `data` were given needs the same data again.
+    """
+    summary = runs.resume(out, listener, tell, data)
     draw_curves(RunFolder(Path(out)))
     return summary
