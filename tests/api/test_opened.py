@@ -87,7 +87,7 @@ def test_commands_that_need_only_the_folder_work(told, tmp_path, command):
     Image.fromarray(names["data"]["north"][0][0]).save(tmp_path / "a.png")
     assert command("predict", folder, "--client", "north", tmp_path / "a.png")[0] == 0
     assert command("report", folder, "--out", tmp_path / "page.html")[0] == 0
-    assert command("export", folder, "--out", tmp_path / "exported")[0] == 0
+    assert command("export", folder, "--all", "--to", tmp_path / "exported")[0] == 0
     code, said = command("resume", folder)
     assert code != 0
     assert "pfedseq.resume(out, data=...)" in " ".join(said.split())

@@ -76,8 +76,8 @@ def examples_of(data: Given, section: DataConfig) -> ExampleSet:
     }
     stratified = section.split == "stratified"
     if section.name == "text":
-        if odd := next((x for x in examples if not isinstance(x, str)), None):
-            raise InputError(f"some examples are texts, and one is a {type(odd).__name__}")
+        if odd := [x for x in examples if not isinstance(x, str)]:
+            raise InputError(f"some examples are texts, and one is a {type(odd[0]).__name__}")
         digest = hashlib.sha256(json.dumps(examples).encode()).hexdigest()
         hashes = text_hashes(examples) if stratified else None
         return TextSet(texts=tuple(examples), fingerprint=digest, hashes=hashes, **common)
