@@ -1,0 +1,174 @@
+"""What a user gets who sets nothing but data and backbone.
+
+    python benchmarks/defaults.py --vit vit_tiny.safetensors --pacs pacs.zip --cifar100 cifar100 \
+        --omniglot omniglot --out defaults.jsonl
+    python benchmarks/defaults.py … --only "digits, demo ViT" --seeds 100 --split validation
+
+Every scenario has a [data] section, a backbone and a number of rounds, and no other option. Each is
+run with Local, FedAvg, FedRep, pFedSeq with a learner that is never trained (`frozen`) and pFedSeq.
+Every finished run is a line of `--out`; what is there already is not run again. Printed is the
+client mean of the accuracy in %, mean over seeds, and the lowest validation accuracy that pFedSeq
+has below `frozen` from round W + 5 on: how far it ever falls.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+import pfedseq
+from pfedseq.runs.folder import RunFolder
+
+METHODS: dict[str, dict[str, Any]] = {
+    "local": {},
+    "fedavg": {},
+    "fedrep": {},
+    "frozen": {"ablation": "frozen"},
+    "pfedseq": {},
+}
+FEW = {"train_fraction": 0.6, "validation_fraction": 0.25}
+
+
+def scenarios(places: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """By name: what a user would write."""
+    digits = {"name": "digits", "scanners": True, "num_clients": 10, "image_size": 32}
+    store = {"store": places.store} if places.store else {}
+    pacs = {"name": "pacs", "source": places.pacs, "partition": "owners", **FEW, **store}
+    cifar = {
+        "name": "cifar100",
+        "source": places.cifar100,
+        "partition": "dirichlet",
+        **FEW,
+        **store,
+    }
+    omniglot = {"name": "omniglot", "source": places.omniglot, "partition": "owners"} | store | FEW
+    skewed = {"partition": "dirichlet", "alpha": 0.4, "scanner_turn": 20, "train_fraction": 0.3}
+    turned = {"partition": "iid", "scanner_turn": 90, "train_fraction": 0.6}
+    all_of_them: dict[str, dict[str, Any]] = {
+        "digits, demo ViT": {
+            "data": {**digits, **skewed, "validation_fraction": 0.25},
+            "run": {"rounds": 24},
+        },
+        "turned digits, demo ViT": {
+            "data": {**digits, **turned, "max_images_per_client": 100},
+            "run": {"rounds": 24},
+        },
+        "CIFAR-100, demo ViT": {
+            "data": {**cifar, "alpha": 0.1, "num_clients": 8, "max_images_per_client": 200}
+            | {"image_size": 32},
+            "run": {"rounds": 20},
+        },
+        "PACS, ViT-Ti at 96": {
+            "data": {**pacs, "image_size": 96, "max_images_per_client": 120},
+            "model": {"backbone": places.vit},
+            "run": {"rounds": 12},
+        },
+        "CIFAR-100, ViT-Ti at 96": {
+            "data": {**cifar, "alpha": 0.1, "num_clients": 6, "max_images_per_client": 100}
+            | {"image_size": 96},
+            "model": {"backbone": places.vit},
+            "run": {"rounds": 12},
+        },
+        "Omniglot, ViT-Ti at 96": {
+            "data": {**omniglot, "num_clients": 5, "max_images_per_client": 120, "image_size": 96},
+            "model": {"backbone": places.vit},
+            "run": {"rounds": 12},
+        },
+        "PACS, ViT-Ti at 224": {
+            "data": {**pacs, "image_size": 224, "max_images_per_client": 50},
+            "model": {"backbone": places.vit},
+            "run": {"rounds": 6},
+        },
+    }
+    return all_of_them
+
+
+def run_one(values: dict[str, Any], name: str, seed: int) -> dict[str, Any]:
+    """Test and validation accuracy at the end, and the validation curve."""
+    method = "pfedseq" if name == "frozen" else name
+    config = pfedseq.make_config(
+        {
+            **values,
+            "run": {**values["run"], "methods": [method], "seed": seed, "evaluate_every": 2},
+            "methods": {method: METHODS[name]},
+        }
+    )
+    with tempfile.TemporaryDirectory() as place:
+        pfedseq.run(config, Path(place) / "run")
+        records = [r for r in RunFolder(Path(place) / "run").records() if r.scores]
+    last = records[-1].scores
+    assert last is not None
+    moved = records[-1].server.get("distance_rms", [])
+    return {
+        "test": last.client_mean,
+        "test_loss": fmean(x for x in last.test["loss"] if x is not None),
+        "validation": last.validation_mean,
+        "curve": [[r.round, r.scores.validation_mean] for r in records if r.scores],
+        "moved": max(moved, default=None),
+    }
+
+
+def main() -> None:
+    """Run what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for name in ("vit", "pacs", "cifar100", "omniglot"):
+        parser.add_argument(f"--{name}", default="", help="a local copy")
+    parser.add_argument("--store", default="", help="where prepared images are kept")
+    parser.add_argument("--out", default="defaults.jsonl", help="one line per finished run")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--only", default="", help="names of scenarios, separated by semicolons")
+    parser.add_argument("--split", default="test", choices=("test", "validation"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen = scenarios(arguments)
+    if arguments.only:
+        chosen = {name: chosen[name] for name in arguments.only.split(";")}
+    out = Path(arguments.out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    done = {(row["scenario"], row["method"], row["seed"]): row for row in rows}
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    for seed in seeds:
+        for scenario, values in chosen.items():
+            for name in METHODS:
+                if (scenario, name, seed) not in done:
+                    found = run_one(values, name, seed)
+                    row = {"scenario": scenario, "method": name, "seed": seed, **found}
+                    with out.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+                    done[scenario, name, seed] = row
+    print(table(done, list(chosen), seeds, arguments.split))
+
+
+def table(
+    done: dict[tuple[str, str, int], dict[str, Any]], names: list[str], seeds: list[int], split: str
+) -> str:
+    """Markdown."""
+    lines = [
+        f"| | {' | '.join(METHODS)} | largest fall |",
+        "| --- |" + " ---: |" * (len(METHODS) + 1),
+    ]
+    for scenario in names:
+        cells = []
+        for name in METHODS:
+            values = [100 * done[scenario, name, seed][split] for seed in seeds]
+            spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+            cells.append(f"{fmean(values):.1f}{spread}")
+        falls = []
+        for seed in seeds:
+            ours, theirs = (
+                dict(map(tuple, done[scenario, name, seed]["curve"]))
+                for name in ("pfedseq", "frozen")
+            )
+            warmup = min(10, max(2, max(ours) // 6))
+            falls += [100 * (theirs[t] - ours[t]) for t in ours if t >= warmup + 5]
+        cells.append(f"{max(falls, default=0):.1f}")
+        lines.append(f"| {scenario} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
