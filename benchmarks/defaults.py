@@ -30,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "frozen": {"ablation": "frozen"},
     "pfedseq": {},
 }
+ATTENTION, MLP = ("query", "value"), ("mlp_in", "mlp_out")
 FEW = {"train_fraction": 0.6, "validation_fraction": 0.25}
 
 
@@ -51,6 +52,7 @@ def scenarios(places: argparse.Namespace) -> dict[str, dict[str, Any]]:
     all_of_them: dict[str, dict[str, Any]] = {
         "digits, demo ViT": {
             "data": {**digits, **skewed, "validation_fraction": 0.25},
+            "adapter": {"rank": 2, "alpha": 16, "targets": [*ATTENTION, *MLP]},  # as the demo
             "run": {"rounds": 24},
         },
         "turned digits, demo ViT": {

@@ -146,7 +146,7 @@ class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
     """[training]: local training, for every method that does not say otherwise."""
 
     head_lr: float | None = Field(
-        8.0,
+        2.0,
         gt=0,
         description="rate of the heads; a method with an `lr` of its own keeps the ratio of the "
         "two; paper: as `lr`",

@@ -14,9 +14,9 @@ SIZE = 32
 
 
 def test_rates_are_divided_by_the_squares_of_the_units():
-    """2 / 4² = 0.125 for adapters; 2 · (8 / 2) / 10² = 0.08 for heads."""
-    units = Units(adapter=4.0, feature=10.0)
-    assert LocalTraining(lr=2, head_lr=8).rates(2, units) == (0.125, 0.08)
+    """2 / 4² = 0.125 for adapters; 2 · (8 / 2) · √9 / 10² = 0.24 for heads."""
+    units = Units(adapter=4.0, feature=10.0, classes=9)
+    assert LocalTraining(lr=2, head_lr=8).rates(2, units) == (0.125, 0.24)
     assert LocalTraining(lr=2, head_lr=8, rate_units="plain").rates(2, units) == (2, 8)
     assert LocalTraining(lr=2, head_lr=8).rates(2) == (2, 8)
 
@@ -61,4 +61,5 @@ def test_the_demo_backbones_features_have_about_that_length():
     images = torch.rand(16, 3, SIZE, SIZE) * 2 - 1
     lengths = model.features(model.initial.adapter, model.inputs(images)).norm(dim=1)
     assert float(lengths.mean()) == pytest.approx(model.units.feature, rel=0.15)
+    assert model.units.classes == 3
     assert model.units.adapter == AdapterConfig().alpha / AdapterConfig().rank

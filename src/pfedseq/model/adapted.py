@@ -58,7 +58,7 @@ class AdaptedModel:
         weights = dict(module.named_parameters())
         head = torch.zeros(num_classes * (self.feature_dim + 1))
         head[:-num_classes].normal_(std=HEAD_STD, generator=torch_generator(seed, "head"))
-        self.units = Units(adapter.scale, feature_length(self._plain))
+        self.units = Units(adapter.scale, feature_length(self._plain), num_classes)
         self.initial = Params(
             self.layout.flatten(weights).detach().clone(),
             head.to(next(module.parameters()).device),

@@ -20,6 +20,8 @@ class Units(NamedTuple):
     """α / r: a step of η on LoRA's B changes the adapted weight by η (α/r)² G AᵀA."""
     feature: float = 1.0
     """Length of a feature f: a step of η on the head moves its logits by η |f|² (y − p)."""
+    classes: int = 1
+    """C: a head of many classes bears higher rates; a softmax over C starts 1/C as steep."""
 
 
 PLAIN = Units()
@@ -43,9 +45,9 @@ class LocalTraining(BaseConfig):
     )
     rate_units: Literal["model", "plain"] = Field(
         "model",
-        description="model: `lr` is divided by (alpha / rank)² and `head_lr` by the squared length "
-        "of the backbone's features, so that both suit every backbone and adapter; plain: rates of "
-        "SGD as they are (paper); those of AdamW are always plain",
+        description="model: `lr` is divided by (alpha / rank)², and `head_lr` by |f|² / √classes, "
+        "where |f| is the length of the backbone's features, so that both suit every model; plain: "
+        "rates of SGD as they are (paper); those of AdamW are always plain",
     )
     head: HeadKind = Field(
         "private",
@@ -150,4 +152,5 @@ class LocalTraining(BaseConfig):
         """Of adapters and heads, for a step of the method's own whose rate is `lr`."""
         if self.rate_units == "plain" or self.optimizer == "adamw":
             units = PLAIN  # a step of AdamW has the length of its rate, whatever the gradient's is
-        return lr / units.adapter**2, lr * self.head_ratio / units.feature**2
+        head = lr * self.head_ratio * units.classes**0.5 / units.feature**2
+        return lr / units.adapter**2, head
