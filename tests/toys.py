@@ -25,11 +25,18 @@ from pfedseq.federation import (
     Task,
     Tensors,
 )
+from pfedseq.lora import Factors, Projection
 from pfedseq.measures import Score
 from pfedseq.methods.local import LocalClient
 from pfedseq.params import Params
 from pfedseq.seeding import torch_generator
 from pfedseq.training.config import Units
+
+
+def toy_factors(like: Params) -> Factors | None:
+    """θ's rows as A (r, 2) and B (3, r) one after the other, where their length allows it."""
+    rank, rest = divmod(like.adapter.shape[1], 5)
+    return None if rest else Factors(5 * rank, rank, (Projection(0, 2 * rank, 2, 3),))
 
 
 @dataclass
@@ -46,6 +53,14 @@ class QuadraticTask:
     """Where the client's personal model is kept: the last one counts."""
 
     units = Units()
+
+    @property
+    def factors(self) -> Factors | None:
+        return toy_factors(self.center)
+
+    @property
+    def label_counts(self) -> Tensor:
+        return torch.arange(1, 1 + len(self.center.head))
 
     @property
     def initial(self) -> Params:
@@ -200,7 +215,7 @@ def quadratic_federation(
 
 
 def random_centers(
-    num_clients: int, num_layers: int = 2, adapter_dim: int = 5, head_dim: int = 3, seed: int = 0
+    num_clients: int, num_layers: int = 2, adapter_dim: int = 10, head_dim: int = 3, seed: int = 0
 ) -> list[Params]:
     rng = torch.Generator().manual_seed(seed)
 
@@ -225,6 +240,7 @@ def make_setup(
         seed=0,
         num_classes=num_classes,
         auxiliary=ToyAuxiliary(zero),
+        factors=toy_factors(zero),
     )
 
 

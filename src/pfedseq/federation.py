@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pfedseq.errors import InputError
+from pfedseq.lora import Factors
 from pfedseq.measures import Score
 from pfedseq.params import Params, trimmed_mean, weighted_mean
 from pfedseq.params import Part as Part
@@ -83,6 +84,14 @@ class Task(Protocol):
     @property
     def units(self) -> Units:
         """What the rates of its model are measured in."""
+
+    @property
+    def factors(self) -> Factors | None:
+        """Where LoRA's A and B lie in θ; none for an adapter without them."""
+
+    @property
+    def label_counts(self) -> Tensor:
+        """(C,) how many training examples the client has of each class."""
 
     def hello(self) -> Hello:
         """What the server may know of the client's data."""
@@ -204,6 +213,8 @@ class Setup:
     """How many there have been at most, where that is more than now."""
     sketch_shape: tuple[int, ...] = (3, 32, 32)
     """Of one example in `Task.sketches`, for a server that must know it (PeFLL)."""
+    factors: Factors | None = None
+    """Where LoRA's A and B lie in θ; none for an adapter without them."""
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -471,6 +482,11 @@ class MethodConfig(LocalTraining):
     def advice(self, rounds: int) -> list[str]:
         """Sentences about options that are allowed but hardly meant, in a run of `rounds`."""
         return []
+
+    @property
+    def rank_blocks(self) -> int:
+        """How many LoRAs of the configured rank, side by side, the method's θ consists of."""
+        return 1
 
 
 RATES: Mapping[str, Sequence[float]] = {"lr": (0.001, 0.005, 0.01, 0.05)}

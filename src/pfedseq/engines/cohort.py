@@ -19,6 +19,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from pfedseq.federation import Answer, Batch, Hello, Part, Question, Site, Split, Task
+from pfedseq.lora import Factors
 from pfedseq.measures import Score
 from pfedseq.params import Params
 from pfedseq.training.config import Units
@@ -103,6 +104,16 @@ class CohortTask:
     def units(self) -> Units:
         """Of the model's rates."""
         return self.task.units
+
+    @property
+    def factors(self) -> Factors | None:
+        """The task's own."""
+        return self.task.factors
+
+    @property
+    def label_counts(self) -> Tensor:
+        """The task's own."""
+        return self.task.label_counts
 
     def hello(self) -> Hello:
         """The task's own."""

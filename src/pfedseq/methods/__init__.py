@@ -25,7 +25,20 @@ PAPER = (
     "pefll",
 )
 """The paper's thirteen, in the order of the tables."""
-NEWER: tuple[str, ...] = ()
+NEWER: tuple[str, ...] = (
+    "fedprox",
+    "scaffold",
+    "fedavgm",
+    "fedadam",
+    "ghbm",
+    "fedrod",
+    "fedsa_lora",
+    "ffa_lora",
+    "flexlora",
+    "feddpa",
+    "fedalt",
+    "floral",
+)
 """What the field has come up with beside and since."""
 
 METHODS: Registry[Method] = Registry(

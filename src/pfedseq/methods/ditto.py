@@ -13,12 +13,13 @@ the other's steps: w_i is FedAvg's to the last bit, and v_i without a pull is Lo
 
 from pydantic import Field
 
-from pfedseq.federation import Client, Method, MethodConfig, Reply, Tensors
+from pfedseq.federation import Client, Method, Reply, Tensors
 from pfedseq.methods.fedavg import FedAvgServer
+from pfedseq.methods.parts.server_steps import AveragingConfig
 from pfedseq.params import Params
 
 
-class DittoConfig(MethodConfig):
+class DittoConfig(AveragingConfig):
     """Options of Ditto."""
 
     proximal_weight: float = Field(

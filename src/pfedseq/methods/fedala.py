@@ -21,15 +21,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pfedseq.federation import Client, Clients, Method, MethodConfig, Part, Reply, Setup, Tensors
+from pfedseq.federation import Client, Clients, Method, Part, Reply, Setup, Tensors
 from pfedseq.methods.fedavg import FedAvgServer
+from pfedseq.methods.parts.server_steps import AveragingConfig
 from pfedseq.params import Params
 
 RECENT_PASSES = 10
 """The first ALA has converged when the losses of so many passes spread little; authors: 10."""
 
 
-class FedALAConfig(MethodConfig):
+class FedALAConfig(AveragingConfig):
     """Options of FedALA."""
 
     weight_lr: float = Field(0.1, gt=0, description="η_A, rate of W; paper: 0.1 of {0.001, …, 1}")

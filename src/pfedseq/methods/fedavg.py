@@ -11,6 +11,8 @@ Deviations: only the adapter and the head are tuned and averaged; the backbone i
 from collections.abc import Mapping
 from typing import ClassVar
 
+from torch import Tensor
+
 from pfedseq.federation import (
     Client,
     Method,
@@ -20,18 +22,23 @@ from pfedseq.federation import (
     Setup,
     Tensors,
 )
+from pfedseq.methods.parts.server_steps import AveragingConfig, server_steps
 from pfedseq.params import Params
 
 
 class FedAvgServer(Server):
-    """φ ← Σ_i |D_i| / |D| · φ_i."""
+    """φ ← Σ_i |D_i| / |D| · φ_i, or a step towards it (`server_steps`)."""
 
-    persistent: ClassVar[tuple[str, ...]] = ("adapter", "head")
-    takes: ClassVar[tuple[str, ...]] = ("adapter", "head")
+    persistent: ClassVar[tuple[str, ...]] = ("adapter", "head", "steps")
 
     def __init__(self, config: MethodConfig, setup: Setup) -> None:
         super().__init__(config, setup)
-        self.adapter, self.head = setup.initial.adapter, setup.initial.head
+        self.adapter, self.head = self.start(setup)
+        self.steps = server_steps(config, adapter=self.adapter, head=self.head)
+
+    def start(self, setup: Setup) -> tuple[Tensor, Tensor]:
+        """θ^0 and ω^0."""
+        return setup.initial.adapter, setup.initial.head
 
     def payload(self, i: int) -> Tensors:
         """The global φ."""
@@ -43,10 +50,14 @@ class FedAvgServer(Server):
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Average what came back."""
-        adapters, present = self.setup.stack(replies, "adapter")
+        adapters, present = self.setup.stack(replies, "adapter", self.adapter)
         heads, _ = self.setup.stack(replies, "head")
-        self.adapter = self.setup.aggregate(adapters, present)
-        self.head = self.setup.aggregate(heads, present)
+        self.adapter = self.steps["adapter"](self.adapter, self.setup.aggregate(adapters, present))
+        self.head = self.steps["head"](self.head, self.setup.aggregate(heads, present))
+
+    def expected(self, step: str) -> Tensors:
+        """A φ to average."""
+        return {"adapter": self.adapter, "head": self.head} if step == "train" else {}
 
 
 class FedAvgClient(Client):
@@ -72,7 +83,7 @@ METHOD = Method(
     name="fedavg",
     server=FedAvgServer,
     client=FedAvgClient,
-    config=MethodConfig,
+    config=AveragingConfig,
     title="FedAvg",
     summary="one global adapter and head",
 )

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from pfedseq.federation import Method, MethodConfig, Reply, Setup, Tensors
+from pfedseq.federation import Method, Reply, Setup, Tensors
 from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
+from pfedseq.methods.parts.server_steps import AveragingConfig, server_steps
 
 
-class FedRepConfig(MethodConfig):
+class FedRepConfig(AveragingConfig):
     """Options of FedRep."""
 
     head_epochs: int = Field(1, ge=1, description="passes on ω before the passes on θ; paper: 1")
@@ -26,12 +27,13 @@ class FedRepConfig(MethodConfig):
 class FedRepServer(OwnHeadServer):
     """θ ← Σ_i |D_i| / |D| · θ_i."""
 
-    persistent = ("adapter", *OwnHeadServer.persistent)
+    persistent = ("adapter", "steps", *OwnHeadServer.persistent)
     takes = ("adapter",)
 
     def __init__(self, config: FedRepConfig, setup: Setup) -> None:
         super().__init__(config, setup)
         self.adapter = setup.initial.adapter
+        self.steps = server_steps(config, adapter=self.adapter)
 
     def payload(self, i: int) -> Tensors:
         """The shared θ."""
@@ -40,7 +42,8 @@ class FedRepServer(OwnHeadServer):
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Average the adapters."""
         adapters, present = self.setup.stack(replies, "adapter")
-        self.adapter = self.setup.aggregate(adapters, present)
+        mean = self.setup.aggregate(adapters, present)
+        self.adapter = self.steps["adapter"](self.adapter, mean)
         self.take_heads(replies)
 
 

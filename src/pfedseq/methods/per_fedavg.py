@@ -16,12 +16,13 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from pfedseq.federation import Batch, Client, Method, MethodConfig, Reply, Task, Tensors
+from pfedseq.federation import Batch, Client, Method, Reply, Task, Tensors
 from pfedseq.methods.fedavg import FedAvgServer
+from pfedseq.methods.parts.server_steps import AveragingConfig
 from pfedseq.params import Params
 
 
-class PerFedAvgConfig(MethodConfig):
+class PerFedAvgConfig(AveragingConfig):
     """Options of Per-FedAvg."""
 
     inner_lr: float | None = Field(

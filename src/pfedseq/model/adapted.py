@@ -55,6 +55,7 @@ class AdaptedModel:
                 first, lambda into: inject(into, adapter, self.depth, encoder.places)
             )
         self.layout = AdapterLayout.of(module)
+        self.factors = self.layout.factors
         weights = dict(module.named_parameters())
         head = torch.zeros(num_classes * (self.feature_dim + 1))
         head[:-num_classes].normal_(std=HEAD_STD, generator=torch_generator(seed, "head"))

@@ -12,6 +12,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Generator, Tensor, nn
 
 from pfedseq.model.adapter_config import AdapterConfig, Target
+from pfedseq.model.layout import LORA_A, LORA_B
 
 
 class Places(NamedTuple):
@@ -48,7 +49,6 @@ VIT = Places(
     },
 )
 
-LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 _DORA_MAGNITUDE = ".lora_magnitude_vector.default.weight"
 _IA3 = ".ia3_l.default"
 """PEFT's names for what it puts beside a target."""

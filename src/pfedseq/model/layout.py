@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from pfedseq.errors import InputError
+from pfedseq.lora import Factors, Projection
 
+LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+"""How PEFT's names of the two factors end."""
 _BLOCK = re.compile(r"^(?P<before>.+?)\.(?P<index>\d+)\.(?P<within>.+)$")
 
 
@@ -70,6 +73,22 @@ class AdapterLayout:
                     "adapted layer must carry the same adapter"
                 )
         return cls(prefixes.pop(), layers, tuple(first))
+
+    @property
+    def factors(self) -> Factors | None:
+        """Where LoRA's A and B lie in a row; none for an adapter without them."""
+        places, place = {}, 0
+        for within, shape in self.weights:
+            places[within] = place
+            place += prod(shape)
+        shapes = dict(self.weights)
+        downs = [within for within in shapes if within.endswith(LORA_A)]
+        ups = [within.removesuffix(LORA_A) + LORA_B for within in downs]
+        projections = tuple(
+            Projection(places[down], places[up], shapes[down][1], shapes[up][0])
+            for down, up in zip(downs, ups, strict=True)
+        )
+        return Factors(place, shapes[downs[0]][0], projections) if downs else None
 
     def names(self) -> list[str]:
         """Full parameter names, layer by layer."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from pfedseq.data.dataset import ClientData
 from pfedseq.errors import InputError
 from pfedseq.federation import Answer, Batch, Hello, Part, Question, Split
+from pfedseq.lora import Factors
 from pfedseq.measures import ALWAYS, MEASURES, Score, score
 from pfedseq.model import shared_passes
 from pfedseq.model.adapted import AdaptedModel
@@ -95,6 +96,17 @@ class ExampleTask:
     def num_examples(self) -> int:
         """How many the round trains on: |D_i|, or as many as were drawn for it."""
         return len(self._drawn)
+
+    @property
+    def factors(self) -> Factors | None:
+        """Where LoRA's A and B lie in θ."""
+        return self.model.factors
+
+    @property
+    def label_counts(self) -> Tensor:
+        """(C,) training examples of each class."""
+        labels = self.source.labels(self.data.train)
+        return torch.bincount(labels, minlength=len(self.source.class_names))
 
     def hello(self) -> Hello:
         """How many examples each split has, and the names of the classes."""

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.adapters import LORA_A, LORA_B, MODULES, merged_weights
+from pfedseq.model.adapters import MODULES, merged_weights
 from pfedseq.model.encoders.stacked import LoraProducts, rows_of
 from pfedseq.model.encoders.vit.tower import Tower
-from pfedseq.model.layout import AdapterLayout
+from pfedseq.model.layout import LORA_A, LORA_B, AdapterLayout
 
 _PROJECTIONS = {name.split(".")[-1] for name in MODULES.values()}
 

@@ -1,0 +1,76 @@
+"""FedRoD: one head that does well on every class, and beside it one for the client's own.
+
+Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification",
+ICLR 2022, Algorithm 1 (the linear personal head).
+
+Sent down and up: θ and the generic head ω. Evaluated: θ under ω + ω_i, the generic head and what
+the client has added to it.
+
+θ and ω are trained by balanced softmax: the cross-entropy of the logits plus log n_c, where n_c
+is how many examples of class c the client has. That is the plain loss of a head whose bias is
+larger by log n_c, so its gradient is `Task.grad` there.
+
+Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. ω_i is
+trained after θ and ω, on fixed features and `head_epochs` times, where the authors alternate in
+every batch. A class that the client does not have gets log 1e-12 for log 0. The variant whose ω_i
+comes from a hypernetwork is left out.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pfedseq.federation import Client, Method, Reply, Tensors
+from pfedseq.methods.fedavg import FedAvgServer
+from pfedseq.methods.parts.server_steps import AveragingConfig
+from pfedseq.params import Params
+
+ABSENT = 1e-12
+"""What stands for zero examples of a class."""
+
+
+class FedRoDConfig(AveragingConfig):
+    """Options of FedRoD."""
+
+    head_epochs: int = Field(1, ge=1, description="passes on the personal head; ours: 1")
+
+
+class FedRoDClient(Client):
+    """Balanced training of (θ, ω) for all, then a head on top for oneself."""
+
+    config: FedRoDConfig
+
+    def train(self, down: Tensors) -> Reply:
+        """(θ, ω) ← SGD on balanced softmax; ω_i ← SGD on the plain loss under θ and ω + ω_i."""
+        optimizer, phi, prior = self.optimizer(), Params.of(down), self.prior()
+        for batch in self.task.batches(self.config.local_epochs):
+            balanced = Params(phi.adapter, phi.head + prior)
+            phi = optimizer.step(phi, self.task.grad(balanced, batch))
+        start = Params(phi.adapter, phi.head + self.own_head())
+        tuned = self.fit(start, self.config.head_epochs, part="head")
+        self.state["own_head"] = tuned.head - phi.head
+        return Reply(phi.tensors())
+
+    def personal(self, down: Tensors) -> Params:
+        """(θ, ω + ω_i)."""
+        return Params(down["adapter"], down["head"] + self.own_head())
+
+    def own_head(self) -> Tensor:
+        """ω_i (H,), at first zero."""
+        return self.state.get("own_head", torch.zeros_like(self.task.initial.head))
+
+    def prior(self) -> Tensor:
+        """(H,) log n_c where the head's biases are, its last C entries; zero elsewhere."""
+        head = self.task.initial.head
+        logs = self.task.label_counts.to(head).clamp(min=ABSENT).log()
+        return torch.cat([head.new_zeros(len(head) - len(logs)), logs])
+
+
+METHOD = Method(
+    name="fedrod",
+    server=FedAvgServer,
+    client=FedRoDClient,
+    config=FedRoDConfig,
+    title="FedRoD",
+    summary="a generic head trained for balance, and what each client adds to it",
+)
