@@ -88,8 +88,9 @@ class Federation:
         clients = FlowerClients(self.roll, request, seconds, self.device)
         every, conditions = self.config.run.checkpoint_every, self.config.federation
         clients.kept_at = lambda t: max(0, (t - 1) // every * every - every)
+        model = self.model.widened(options.rank_blocks)
         setup = Setup(
-            self.model.initial,
+            model.initial,
             tuple(hello.train_examples for hello in self.first.values()),
             self.config.run.rounds,
             self.config.run.seed,
@@ -98,6 +99,7 @@ class Federation:
             conditions.aggregation,
             conditions.trim,
             sketch_shape=self.workload.sketch_shape,
+            factors=model.factors,
         )
         return method.server(options, setup), clients
 

@@ -64,10 +64,13 @@ def equip(mine: SiteConfig, request: Request, place: Path) -> Equipment:
     method = find_method(request.method)
     torch.set_num_threads(config.engine.threads_per_client)
     whose = {"client": mine.name, "number": request.client, "method": request.method}
+    options = config.method_config(request.method)
+    workload = workload.widened(options.rank_blocks)
+    site = replace(site, client=request.client, model=workload.model)
     return Equipment(
         method.client,
-        config.method_config(request.method),
-        workload.saves(replace(site, client=request.client), place / "model", examples, **whose),
+        options,
+        workload.saves(site, place / "model", examples, **whose),
         site.model.device,
         workload.model.encoder.checksum() if request.step == "hello" else "",
         version("pfedseq"),

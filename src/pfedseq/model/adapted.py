@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from pfedseq.errors import InputError
+from pfedseq.lora import factors_needed
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, inject, merged_weights
 from pfedseq.model.encoders.encoder import Encoder, Stacked, Towers
@@ -19,7 +20,7 @@ from pfedseq.model.encoders.parts import same_weights
 from pfedseq.model.feature_length import feature_length
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.params import Params
-from pfedseq.seeding import seeded, torch_generator
+from pfedseq.seeding import derive_seed, seeded, torch_generator
 from pfedseq.training.config import Units
 
 Precision = Literal["float32", "bfloat16"]
@@ -46,6 +47,8 @@ class AdaptedModel:
         precision: Precision = "float32",
     ) -> None:
         self.encoder, self.adapter_config, self.num_classes = encoder, adapter, num_classes
+        self.seed, self.precision = seed, precision
+        self._wider: dict[int, AdaptedModel] = {}
         self.feature_dim = encoder.feature_dim
         self.depth = encoder.num_layers
         encoder.check(adapter)
@@ -79,11 +82,37 @@ class AdaptedModel:
                 "set it to 'float32'"
             )
 
+    def widened(self, blocks: int) -> AdaptedModel:
+        """The same with `blocks` LoRAs of its rank side by side, as one of so many times the rank.
+
+        The first starts as here. The others are drawn anew, and their B is zero: they add nothing
+        yet. α/r stays.
+        """
+        if blocks == 1 or blocks in self._wider:
+            return self._wider.get(blocks, self)
+        mine = self.adapter_config
+        factors_needed(self.factors, "a method of several LoRAs", alone=True)
+        wider = {"rank": blocks * mine.rank, "alpha": blocks * mine.alpha}
+        wide = AdaptedModel(
+            self.encoder,
+            mine.model_copy(update=wider),
+            self.num_classes,
+            derive_seed(self.seed, "rank blocks"),
+            self.precision,
+        ).on(self.device)
+        assert wide.factors is not None
+        others = wide.factors.split(wide.initial.adapter, blocks)[1:]
+        adapter = wide.factors.join([self.initial.adapter, *others])
+        wide.initial = Params(adapter, self.initial.head)
+        self._wider[blocks] = wide
+        return wide
+
     def on(self, device: torch.device) -> AdaptedModel:
         """The same model on a device, around a copy of the frozen weights that lies there."""
         if device == self.device:
             return self
         there = copy.copy(self)
+        there._wider = {}
         there.prefix, there._plain, there._adapted = Towers(
             self.prefix, self._plain, self._adapted
         ).on(device)

@@ -140,9 +140,12 @@ class World:
         """
         method, options = find_method(name), self.config.method_config(name)
         engine = self.config.engine
-        sites = list(self.sites)
+        workload, blocks = self.workload.widened(options.rank_blocks), options.rank_blocks
+        model = workload.model
+        sites = [replace(site, model=model) for site in self.sites]
+        copies = [copy._replace(model=copy.model.widened(blocks)) for copy in self.copies]
         if places:
-            examples, save = self.data.examples, self.workload.saves
+            examples, save = self.data.examples, workload.saves
             sites = [
                 save(site, places[i], examples, client=whose, number=i, method=name)
                 for i, (site, whose) in enumerate(zip(sites, self.names, strict=True))
@@ -156,14 +159,14 @@ class World:
             cohort=self.cohort,
             states=states,
             payload=self.config.federation.payload,
-            copies=[[replace(site, **copy._asdict()) for site in sites] for copy in self.copies],
+            copies=[[replace(site, **copy._asdict()) for site in sites] for copy in copies],
             privacy=Privacy.simulated(self.config.privacy, self.config.run.seed, name),
         )
         conditions = self.config.federation
         first = joined(clients.ids, 1, conditions)
         hellos = introduce(clients, first)
         setup = Setup(
-            self.model.initial,
+            model.initial,
             tuple(hello.train_examples for hello in hellos),
             self.config.run.rounds,
             self.config.run.seed,
@@ -173,6 +176,7 @@ class World:
             conditions.trim,
             tuple(first),
             sketch_shape=self.workload.sketch_shape,
+            factors=model.factors,
         )
         return method.server(options, setup), clients
 

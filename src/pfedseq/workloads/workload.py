@@ -60,6 +60,10 @@ class Workload(ABC):
         model.initial = starting_params(model)
         return cls(config, model.on(pick_devices(config.engine.device)[0]))
 
+    def widened(self, blocks: int) -> Self:
+        """The same with `blocks` LoRAs side by side, for a method of several."""
+        return replace(self, model=self.model.widened(blocks))
+
     @classmethod
     @abstractmethod
     def check(cls, config: Config) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.adapters import LORA_A, LORA_B, Places, merged_weights
+from pfedseq.model.adapters import Places, merged_weights
 from pfedseq.model.encoders.parts import same_weights
-from pfedseq.model.layout import AdapterLayout
+from pfedseq.model.layout import LORA_A, LORA_B, AdapterLayout
 
 
 class OwnLinear(nn.Module):
