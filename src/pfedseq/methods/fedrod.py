@@ -42,7 +42,7 @@ class FedRoDClient(Client):
 
     def train(self, down: Tensors) -> Reply:
         """(θ, ω) ← SGD on balanced softmax; ω_i ← SGD on the plain loss under θ and ω + ω_i."""
-        optimizer, phi, prior = self.optimizer(), Params.of(down), self.prior()
+        optimizer, phi, prior = self.optimizer("generic"), Params.of(down), self.prior()
         for batch in self.task.batches(self.config.local_epochs):
             balanced = Params(phi.adapter, phi.head + prior)
             phi = optimizer.step(phi, self.task.grad(balanced, batch))
