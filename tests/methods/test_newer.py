@@ -1,0 +1,400 @@
+"""The newer methods: rounds worked by hand, and rounds of LoRAs against plain PyTorch.
+
+On the quadratic task the gradient is φ − c, so a step of rate η from φ goes to φ − η (φ − c).
+"""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from pfedseq.engines.local import LocalClients
+from pfedseq.errors import InputError
+from pfedseq.federation import Setup
+from pfedseq.lora import Factors, Matrices, Projection
+from pfedseq.methods import METHODS
+from pfedseq.methods.flexlora import truncated_mean
+from pfedseq.params import Params
+from tests.toys import QuadraticTask, make_setup, play, random_centers
+
+SIZES = (1, 3)
+P = (0.25, 0.75)
+
+
+def two_clients():
+    return random_centers(2)
+
+
+def replies_of(name, server, clients, t):
+    return clients.call("train", t, {i: server.payload(i) for i in clients.ids})
+
+
+def test_fedprox_is_pulled_back_to_what_it_received():
+    """η = ½, μ = 1, two batches, from 0.
+
+    First ½ c. There the gradient is −½ c and the pull ½ c: nothing moves. Without the pull it
+    would be ¾ c, with the wrong sign of it 1 c.
+    """
+    centers = two_clients()
+    config = METHODS["fedprox"].config(lr=0.5, proximal_weight=1.0)
+    server, _ = play(METHODS["fedprox"], config, centers, SIZES, 1, num_batches=2)
+    mean = P[0] * centers[0].adapter + P[1] * centers[1].adapter
+    torch.testing.assert_close(server.adapter, 0.5 * mean)
+
+
+def test_scaffold_corrects_by_the_difference_of_controls():
+    """η = ½, two batches; k the client's center, m = Σ p_i k_i.
+
+    Round 1, all controls 0: y = ¾ k, the gradients were −k and −½ k, so c_i = −¾ k; x = ¾ m,
+    c = −¾ m. Round 2 adds −c_i + c = ¾ k − ¾ m to every gradient: ¾ m − k becomes −¼ k, y goes to
+    ¾ m + ⅛ k; there ¾ m − ⅞ k becomes −⅛ k, and y ends at ¾ m + 3/16 k. c_i = ¾ m − 15/16 k.
+    """
+    centers = two_clients()
+    method = METHODS["scaffold"]
+    config = method.config(lr=0.5)
+    server, clients = play(method, config, centers, SIZES, 1, num_batches=2)
+    mean = P[0] * centers[0].flat() + P[1] * centers[1].flat()
+    torch.testing.assert_close(Params(server.adapter, server.head).flat(), 0.75 * mean)
+    torch.testing.assert_close(server.payload(0)["control"], -0.75 * mean)
+    replies = replies_of("scaffold", server, clients, 2)
+    for i, center in enumerate(centers):
+        k = center.flat()
+        y = Params.of(replies[i].tensors).flat()
+        torch.testing.assert_close(y, 0.75 * mean + 0.1875 * k)
+        torch.testing.assert_close(replies[i].tensors["control"], 0.75 * mean - 0.9375 * k)
+
+
+def test_scaffold_keeps_the_control_of_who_is_absent_and_follows_its_clients():
+    centers = random_centers(3)
+    method = METHODS["scaffold"]
+    server, clients = play(method, method.config(lr=0.5), centers, (1, 1, 2), 1)
+    before = server.controls.clone()
+    down = {i: server.payload(i) for i in (0, 2)}
+    server.update(2, clients.call("train", 2, down))
+    assert torch.equal(server.controls[1], before[1])
+    assert not torch.equal(server.controls[0], before[0])
+    kept = server.controls[[0, 2]].clone()
+    server.reseat([0, 2], {7: 5})
+    assert torch.equal(server.controls, torch.cat([kept, torch.zeros_like(kept[:1])]))
+    expected = (1 * kept[0] + 2 * kept[1]) / 8  # the newcomer's 5 examples have a control of zero
+    torch.testing.assert_close(server.payload(0)["control"], expected)
+
+
+def test_ghbm_sends_the_step_back_and_clients_go_against_it():
+    """One client, η = ½, two batches, τ = 1, β = ½.
+
+    Round 1: ¾ k, no m. Then m = (0 − ¾ k) / 1 = −¾ k, and each of two steps also goes
+    −½ m / 2 = 3/16 k: ¾ k → 7/8 k + 3/16 k = 17/16 k → 33/32 k + 3/16 k = 39/32 k.
+    """
+    (center,) = random_centers(1)
+    method = METHODS["ghbm"]
+    config = method.config(lr=0.5, server_momentum=0.5, server_window=1)
+    server, clients = play(method, config, [center], (1,), 1, num_batches=2)
+    torch.testing.assert_close(server.payload(0)["momentum"], -0.75 * center.flat())
+    server.run_round(2, clients)
+    torch.testing.assert_close(server.adapter, 39 / 32 * center.adapter)
+    torch.testing.assert_close(server.head, 39 / 32 * center.head)
+
+
+def test_fedrod_trains_a_balanced_head_for_all_and_adds_one_for_itself():
+    """η = ½, one batch, n_c = 1, 2, 3, so b = (0, log 2, log 3) on the biases, here all of ω.
+
+    Generic, from 0: ω − η (ω + b − c) = ½ (c − b). Personal, on top: ω − η (ω − c) from ½ (c − b)
+    is ¼ (c − b) + ½ c, which is ½ (c − b) + ω_i with ω_i = ¼ c + ¼ b.
+    """
+    centers = two_clients()
+    server, clients = play(METHODS["fedrod"], METHODS["fedrod"].config(lr=0.5), centers, SIZES, 1)
+    b = torch.tensor([0.0, 2.0, 3.0]).clamp(min=1).log()
+    generic = [0.5 * (c.head - b) for c in centers]
+    torch.testing.assert_close(server.head, P[0] * generic[0] + P[1] * generic[1])
+    for i, c in enumerate(centers):
+        torch.testing.assert_close(clients.states.get(i)["own_head"], 0.25 * (c.head + b))
+        client = METHODS["fedrod"].client(clients.config, QuadraticTask(c), clients.states.get(i))
+        personal = client.personal(server.payload(i))
+        torch.testing.assert_close(personal.head, server.head + 0.25 * (c.head + b))
+
+
+def test_fedsa_shares_a_alone():
+    """θ = A (2, 2) then B (3, 2) in each row: A's four entries are averaged."""
+    centers = two_clients()
+    method = METHODS["fedsa_lora"]
+    server, clients = play(method, method.config(lr=0.5), centers, SIZES, 1)
+    mean = 0.5 * (P[0] * centers[0].adapter + P[1] * centers[1].adapter)
+    torch.testing.assert_close(server.payload(0), {"lora_a": mean[:, :4]})
+    for i, center in enumerate(centers):
+        client = method.client(clients.config, QuadraticTask(center), clients.states.get(i))
+        personal = client.personal(server.payload(i))
+        torch.testing.assert_close(personal.adapter[:, :4], mean[:, :4])
+        torch.testing.assert_close(personal.adapter[:, 4:], 0.5 * center.adapter[:, 4:])
+        torch.testing.assert_close(personal.head, 0.5 * center.head)
+
+
+def test_ffa_never_moves_a():
+    centers = two_clients()
+    method = METHODS["ffa_lora"]
+    server, clients = play(method, method.config(lr=0.5), centers, SIZES, 1, num_batches=2)
+    mean = 0.75 * (P[0] * centers[0].adapter + P[1] * centers[1].adapter)
+    torch.testing.assert_close(server.payload(0)["adapter"], mean[:, 4:])
+    client = method.client(clients.config, QuadraticTask(centers[0]), {})
+    personal = client.personal(server.payload(0))
+    assert (personal.adapter[:, :4] == 0).all()  # A⁰ of the toy
+    torch.testing.assert_close(personal.adapter[:, 4:], mean[:, 4:])
+
+
+# LoRAs as they are used: L = ½ ‖ΔW − T‖² + ½ ‖ω − h‖² with ΔW = BA in each of K layers.
+
+OUT, IN, K, RANK = 4, 3, 2, 2
+NARROW = Factors(RANK * (IN + OUT), RANK, (Projection(0, RANK * IN, IN, OUT),))
+
+
+@dataclass
+class ProductTask(QuadraticTask):
+    """A client's LoRA shall become its target T (K, out, in)."""
+
+    target: torch.Tensor = field(default_factory=lambda: torch.zeros(K, OUT, IN))
+    start: Params | None = None
+    blocks: int = 1
+
+    @property
+    def factors(self):
+        return NARROW.of_rank(RANK * self.blocks)
+
+    @property
+    def initial(self):
+        return self.start
+
+    def grad(self, phi, batch, part="both"):
+        (m,) = self.factors.matrices(phi.adapter)
+        error = m.up @ m.down - self.target
+        found = Matrices(m.up.mT @ error, error @ m.down.mT)
+        gradient = Params(self.factors.adapter([found]), phi.head - self.center.head)
+        return Params(gradient.adapter * (part != "head"), gradient.head * (part != "adapter"))
+
+
+@dataclass
+class ProductSite:
+    make: object
+    saved: list = field(default_factory=list)
+
+    def task(self, t, step):
+        return self.make()
+
+
+def products(blocks, clients=3):
+    """Tasks, their common start, and a setup; all in float64."""
+    rng = torch.Generator().manual_seed(3)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    factors = NARROW.of_rank(RANK * blocks)
+    start = Params(0.5 * draw(K, factors.adapter_dim), draw(3))
+    targets = [draw(K, OUT, IN) for _ in range(clients)]
+    heads = [draw(3) for _ in range(clients)]
+    sizes = (1, 2, 5)[:clients]
+    tasks = [
+        ProductTask(Params(start.adapter, h), n, 2, target=t, start=start, blocks=blocks)
+        for t, h, n in zip(targets, heads, sizes, strict=True)
+    ]
+    setup = Setup(start, sizes, 2, seed=0, num_classes=3, factors=factors)
+    return tasks, setup
+
+
+def run_two_rounds(name, config, tasks, setup):
+    method = METHODS[name]
+    sites = [ProductSite(lambda task=task: task) for task in tasks]
+    clients = LocalClients(method.client, config, sites)
+    server = method.server(config, setup)
+    for t in (1, 2):
+        server.run_round(t, clients)
+    return [
+        method.client(config, task, dict(clients.states.get(i))).personal(server.payload(i))
+        for i, task in enumerate(tasks)
+    ]
+
+
+class LoRA(nn.Module):
+    """One LoRA of all layers and a head, as anyone would write them."""
+
+    def __init__(self, theta, head):
+        super().__init__()
+        (m,) = NARROW.matrices(theta)
+        self.A, self.B = nn.Parameter(m.down.clone()), nn.Parameter(m.up.clone())
+        self.head = nn.Parameter(head.clone())
+
+    def product(self):
+        return self.B @ self.A
+
+
+def descend(parameters, loss, steps, lr):
+    optimizer = torch.optim.SGD(parameters, lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+
+def loss_of(task, product, head):
+    error, miss = product - task.target, head - task.center.head
+    return 0.5 * error.square().sum() + 0.5 * miss.square().sum()
+
+
+def averaged(models, weights):
+    total = sum(weights)
+    return {
+        key: sum(w * m.state_dict()[key] for w, m in zip(weights, models, strict=True)) / total
+        for key in models[0].state_dict()
+    }
+
+
+def product_of(setup, phi):
+    (m,) = setup.factors.matrices(phi.adapter)
+    return m.up @ m.down
+
+
+def test_feddpa_against_plain_pytorch():
+    tasks, setup = products(2)
+    a, lr = 0.3, 0.05
+    config = METHODS["feddpa"].config(lr=lr, own_weight=a)
+    found = run_two_rounds("feddpa", config, tasks, setup)
+    first, second = setup.factors.split(setup.initial.adapter, 2)
+    shared = LoRA(first, setup.initial.head)
+    own = [LoRA(second, setup.initial.head) for _ in tasks]
+    for _ in range(2):
+        local = []
+        for task, mine in zip(tasks, own, strict=True):
+            model = LoRA(first, setup.initial.head)
+            model.load_state_dict(shared.state_dict())
+            descend(
+                model.parameters(), lambda m=model, t=task: loss_of(t, m.product(), m.head), 2, lr
+            )
+            local.append(model)
+            frozen = shared.product().detach()
+            descend(
+                mine.parameters(),
+                lambda m=mine, t=task, f=frozen: loss_of(t, (1 - a) * f + a * m.product(), m.head),
+                2,
+                lr,
+            )
+        shared.load_state_dict(averaged(local, setup.num_examples))
+    for phi, mine in zip(found, own, strict=True):
+        expected = (1 - a) * shared.product() + a * mine.product()
+        torch.testing.assert_close(product_of(setup, phi), expected.detach())
+        torch.testing.assert_close(phi.head, mine.head.detach())
+
+
+def test_fedalt_against_plain_pytorch():
+    tasks, setup = products(2)
+    a, lr = 0.6, 0.05
+    found = run_two_rounds("fedalt", METHODS["fedalt"].config(lr=lr, own_weight=a), tasks, setup)
+    first, second = setup.factors.split(setup.initial.adapter, 2)
+    own = [LoRA(second, setup.initial.head) for _ in tasks]
+    others = [LoRA(first, setup.initial.head) for _ in tasks]
+    for _ in range(2):
+        for task, mine, rest in zip(tasks, own, others, strict=True):
+            frozen = rest.product().detach()
+            descend(
+                mine.parameters(),
+                lambda m=mine, t=task, f=frozen: loss_of(t, (1 - a) * f + a * m.product(), m.head),
+                2,
+                lr,
+            )
+        for i, rest in enumerate(others):
+            rest.load_state_dict(averaged([m for j, m in enumerate(own) if j != i], (1, 1)))
+    for phi, mine, rest in zip(found, own, others, strict=True):
+        expected = (1 - a) * rest.product() + a * mine.product()
+        torch.testing.assert_close(product_of(setup, phi), expected.detach())
+        torch.testing.assert_close(phi.head, mine.head.detach())
+
+
+def test_fedalt_leaves_out_those_that_have_sent_nothing():
+    centers = random_centers(3)
+    method = METHODS["fedalt"]
+    server = method.server(method.config(), make_setup(centers, (1, 1, 1)))
+    assert torch.equal(server.payload(1)["others"], server.initial)
+    server.adapters = torch.arange(3.0)[:, None, None].expand_as(server.adapters).clone()
+    server.known = torch.tensor([True, False, True])
+    assert (server.payload(0)["others"] == 2).all()
+    assert (server.payload(1)["others"] == 1).all()
+    server.reseat([2, 0], {9: 4})
+    assert (server.payload(2)["others"] == 1).all()
+    assert (server.payload(0)["others"] == 0).all()
+
+
+def test_floral_against_plain_pytorch():
+    tasks, setup = products(2)
+    lr, mixing_lr = 0.05, 0.4
+    config = METHODS["floral"].config(lr=lr, mixing_lr=mixing_lr, num_adapters=2)
+    found = run_two_rounds("floral", config, tasks, setup)
+    blocks = setup.factors.split(setup.initial.adapter, 2)
+    head = setup.initial.head
+    shared = nn.ModuleList([LoRA(theta, head) for theta in blocks])
+    logits = [torch.zeros(2, dtype=torch.float64, requires_grad=True) for _ in tasks]
+    for _ in range(2):
+        local = []
+        for task, rho in zip(tasks, logits, strict=True):
+            model = nn.ModuleList([LoRA(theta, head) for theta in blocks])
+            model.load_state_dict(shared.state_dict())
+            optimizer = torch.optim.SGD(
+                [{"params": model.parameters()}, {"params": [rho], "lr": mixing_lr}], lr=lr
+            )
+            for _ in range(2):
+                optimizer.zero_grad()
+                mixture = rho.softmax(0)
+                product = sum(w * lora.product() for w, lora in zip(mixture, model, strict=True))
+                loss_of(task, product, model[0].head).backward()
+                optimizer.step()
+            local.append(model)
+        shared.load_state_dict(averaged(local, setup.num_examples))
+    for phi, rho in zip(found, logits, strict=True):
+        parts = zip(rho.softmax(0), shared, strict=True)
+        expected = sum(w * lora.product() for w, lora in parts)
+        torch.testing.assert_close(product_of(setup, phi), expected.detach())
+        torch.testing.assert_close(phi.head, shared[0].head.detach())
+
+
+def test_flexlora_sends_the_best_approximation_of_the_mean_product():
+    rng = torch.Generator().manual_seed(0)
+    clients = Matrices(
+        torch.randn(3, K, RANK, 5, generator=rng, dtype=torch.float64),
+        torch.randn(3, K, 6, RANK, generator=rng, dtype=torch.float64),
+    )
+    weights = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    dense = sum(w * b @ a for w, a, b in zip(weights, *clients, strict=True))
+    for rank in (1, 2, 5):
+        found = truncated_mean(clients, weights, rank)
+        u, s, v = torch.linalg.svd(dense, full_matrices=False)
+        best = u[..., :rank] * s[:, None, :rank] @ v[:, :rank]
+        torch.testing.assert_close(found.up @ found.down, best)
+
+
+def test_flexlora_cuts_to_each_clients_rank_which_training_keeps():
+    tasks, setup = products(1)
+    method = METHODS["flexlora"]
+    config = method.config(lr=0.1, ranks=(1, 2))
+    server = method.server(config, setup)
+    sites = [ProductSite(lambda task=task: task) for task in tasks]
+    clients = LocalClients(method.client, config, sites)
+    server.run_round(1, clients)
+    down = {i: server.payload(i) for i in range(3)}
+    replies = clients.call("train", 2, down)
+    for i, rank in enumerate((1, 2, 1)):
+        for theta in (down[i]["adapter"], replies[i].tensors["adapter"]):
+            (m,) = setup.factors.matrices(theta)
+            assert (torch.linalg.matrix_rank(m.up @ m.down) == rank).all()
+            assert (m.down[:, rank:] == 0).all()
+            assert (m.up[..., rank:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "aggregation", "said"),
+    [({"ranks": (3,)}, "mean", "between 1 and adapter.rank = 2"), ({}, "median", "no median")],
+)
+def test_flexlora_refuses_what_it_cannot_do(options, aggregation, said):
+    _, setup = products(1)
+    method = METHODS["flexlora"]
+    with pytest.raises(InputError, match=said):
+        method.server(
+            method.config(**options), Setup(**{**vars(setup), "aggregation": aggregation})
+        )
