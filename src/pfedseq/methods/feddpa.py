@@ -70,9 +70,9 @@ class FedDPAClient(Client):
         received = Params.of(down)
         return self.loras().beside(received.adapter, self.own(received))
 
-    def evaluate_mean(self, down: Tensors) -> Reply:
-        """Of the global LoRA alone."""
-        return super().evaluate_mean(self.loras().alone(Params.of(down)).tensors())
+    def mean_model(self, down: Tensors) -> Params:
+        """The global LoRA alone."""
+        return self.loras().alone(Params.of(down))
 
     def own(self, received: Params) -> Params:
         """θ_i and ω_i; at first a new LoRA under the head that was received."""

@@ -69,10 +69,10 @@ class FLoRALClient(Client):
         weights = self.factors().weights(self.logits().softmax(0))
         return Params(down["adapter"] * weights, down["head"])
 
-    def evaluate_mean(self, down: Tensors) -> Reply:
-        """Of an even mixture."""
+    def mean_model(self, down: Tensors) -> Params:
+        """An even mixture."""
         even = self.factors().weights(torch.full_like(self.logits(), 1 / len(self.logits())))
-        return super().evaluate_mean({**down, "adapter": down["adapter"] * even})
+        return Params(down["adapter"] * even, down["head"])
 
     def slopes(self, gradient: Tensor, adapter: Tensor) -> Tensor:
         """∂L/∂π_ic (C,): over B_c alone, as A carries no weight."""
