@@ -231,8 +231,8 @@ def test_the_ledger_is_the_length_of_what_was_serialised(name, precision, monkey
 
 
 def test_bytes_by_hand():
-    """FedAvg, 3 clients: θ of 2 rows of 5, ω of 3; a scale of 4 bytes for each of 3 rows."""
-    expected = {"float32": 13 * 4, "float16": 13 * 2 + 3 * 4, "int8": 13 + 3 * 4}
+    """FedAvg, 3 clients: θ of 2 rows of 10, ω of 3; a scale of 4 bytes for each of 3 rows."""
+    expected = {"float32": 23 * 4, "float16": 23 * 2 + 3 * 4, "int8": 23 + 3 * 4}
     for precision, each in expected.items():
         outcomes, _, _ = play("fedavg", LocalClients, precision)
         assert [o.bytes_up for o in outcomes] == [3 * each] * ROUNDS

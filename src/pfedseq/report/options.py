@@ -40,10 +40,14 @@ class Option:
 
 def sections() -> dict[str, type[BaseModel]]:
     """The sections of a config in their order, those of the methods last, by their TOML names."""
-    named = {
-        name: field.annotation
+    kinds = {
+        name: (get_args(field.annotation) or [field.annotation])[0]  # [[plugins]] is a list
         for name, field in Config.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    named = {
+        name: kind
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
     }
     return named | {f"methods.{name}": method.config for name, method in METHODS.items()}
 
@@ -81,7 +85,7 @@ def print_options(names: Sequence[str]) -> None:
 def summary(section: type[BaseModel]) -> str:
     """The first line of a section's docstring, without its own name."""
     line = (section.__doc__ or "").splitlines()[0]
-    return re.sub(r"^\[\w+\]: ", "", line).rstrip(".")
+    return re.sub(r"^\[+\w+\]+: ", "", line).rstrip(".")
 
 
 def _default(field: FieldInfo) -> str:
