@@ -1,13 +1,17 @@
 """Measures against scikit-learn's on hand-made predictions, also where classes are missing."""
 
+import re
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sklearn import metrics
 
+from pfedseq import plugins
+from pfedseq.config import make_config
 from pfedseq.errors import InputError
 from pfedseq.measures import MEASURES, Counts, Measure, Predictions, register_measure, score
 from pfedseq.measures.counts import CONFIDENCE_BINS
@@ -198,3 +202,25 @@ def test_a_measure_is_one_function_and_one_line():
         del MEASURES["at_most_one_wrong"]
     with pytest.raises(InputError, match="there is no measure 'at_most_one_wrong'"):
         score(logits, labels, ["at_most_one_wrong"])
+
+
+def test_a_measure_may_come_from_a_file():
+    """The example's: right among the two likeliest; of two classes it says nothing."""
+    place = Path(__file__).parents[1] / "examples/plugin/pfedseq_example/top_two.py"
+    plugins.load_file(place)
+    try:
+        assert make_config({"run": {"headline": "top_two"}}).run.each_evaluation[-1] == "top_two"
+        logits, labels = CASES["many"]
+        expected = metrics.top_k_accuracy_score(labels, logits, k=2)
+        assert score(logits, labels, ["top_two"])["top_two"] == pytest.approx(expected)
+        assert score(*CASES["two classes"], ["top_two"]).values == {}
+    finally:
+        del MEASURES["top_two"]
+        del plugins._files[place.resolve()]
+    with pytest.raises(InputError, match="there is no measure 'top_two'"):
+        make_config({"run": {"headline": "top_two"}})
+
+
+def test_the_page_names_every_measure():
+    page = (Path(__file__).parents[1] / "docs/reference/measures.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(EVERY)

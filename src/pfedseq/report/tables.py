@@ -244,6 +244,7 @@ def print_results(summary: RunSummary, folder: Path) -> None:
         "metrics.jsonl": "every round, every client",
         "curves.png": "learning curves",
         "clients.png": "who holds what",
+        "assessments": "each client's measures and confusions with the model it keeps",
         "adapters": "each client's PEFT adapter and head",
         "config.toml": "the run, every option written out",
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedseq.measures import Counts, find_measure
+from pfedseq.measures import MEASURES, Counts, find_measure
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import MethodSummary
 from pfedseq.runs.scores import Assessment
@@ -61,7 +61,7 @@ def sets_of_tests(found: Assessment | None, clients: int) -> list[dict[str, Any]
 def measures_of(summary: MethodSummary) -> dict[str, dict[str, Any]]:
     """Every measure on the test data: over clients, over all examples, and how it is written."""
     rows = {}
-    for name in summary.scores.test:
+    for name in (name for name in summary.scores.test if name in MEASURES):
         measure, over = find_measure(name), summary.scores.over_clients(name)
         if over is None:
             continue
