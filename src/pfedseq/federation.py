@@ -473,7 +473,7 @@ class Server(ABC):
         """The same of the optimisers' moments that come with it."""
         if step != "train" or self.config.optimizer_state != "average":
             return {}
-        return shapes(self.setup.initial, self.takes)
+        return shapes(self.setup.initial, self.expected(step))
 
 
 class MethodConfig(LocalTraining):
@@ -505,6 +505,8 @@ class Method:
     """As the paper's tables write it."""
     summary: str
     """One line for `pfedseq methods`."""
+    training: str = "every local step takes them"
+    """What the method does with the options of local training, for `pfedseq methods --verbose`."""
     needs_auxiliary: bool = False
     """Whether the server must be given `Setup.auxiliary`."""
     grid: Mapping[str, Sequence[float]] = field(default_factory=lambda: RATES)

@@ -179,6 +179,15 @@ def test_averages_are_counted_and_those_of_a_private_head_are_not_sent():
     assert "optimizer/model/head/second" in clients.states.get(0)
 
 
+def test_moments_of_a_common_head_are_averaged():
+    server, clients = federation("fedrep", head="both", **AVERAGE)
+    run(server, clients, range(1, 3))
+    averaged = server.moments.tensors["optimizer/head/second"]
+    ends = [clients.states.get(i)["optimizer/model/head/second"] for i in range(3)]
+    mean = sum(n * v for n, v in zip(SIZES, ends, strict=True)) / sum(SIZES)
+    torch.testing.assert_close(averaged, mean)
+
+
 def test_dittos_shared_model_is_the_one_whose_moments_are_averaged():
     server, clients = federation("ditto", **AVERAGE)
     run(server, clients, range(1, 3))

@@ -126,5 +126,7 @@ METHOD = Method(
     config=AppleConfig,
     title="APPLE",
     summary="learned mixtures of all core models",
+    training="the core takes them; the relations are moved by plain SGD at relation_lr; "
+    "optimizer_state = 'average' is refused: cores are mixed, not averaged",
     grid={"relation_lr": (0.001, 0.01, 0.1, 1.0)},
 )

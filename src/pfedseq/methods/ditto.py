@@ -60,5 +60,7 @@ METHOD = Method(
     config=DittoConfig,
     title="Ditto",
     summary="personal models pulled towards FedAvg's by a proximal term",
+    training="both models take them, each with an optimiser of its own; the pull is a part of the "
+    "gradient; optimizer_state = 'average' averages the shared model's moments",
     grid={"proximal_weight": (0.01, 0.1, 1.0, 10.0)},
 )

@@ -132,5 +132,6 @@ METHOD = Method(
     config=FedALAConfig,
     title="FedALA",
     summary="learned elementwise mixing",
+    training="training takes them; the mixing weights are moved by plain SGD at weight_lr",
     grid={"weight_lr": (0.001, 0.01, 0.1, 1.0)},
 )

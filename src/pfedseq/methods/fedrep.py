@@ -67,4 +67,5 @@ METHOD = Method(
     config=FedRepConfig,
     title="FedRep",
     summary="shared adapter, own heads",
+    training="both phases take them, each for the part that it moves",
 )

@@ -46,4 +46,6 @@ METHOD = Method(
     config=MethodConfig,
     title="Local",
     summary="each client alone; nothing is shared",
+    training="every local step takes them; optimizer_state = 'average' is refused: nothing is "
+    "averaged",
 )

@@ -82,4 +82,5 @@ METHOD = Method(
     config=PerFedAvgConfig,
     title="Per-FedAvg",
     summary="a global model that one local step personalises (first-order MAML)",
+    training="the meta-step takes them; the adaptation step is plain SGD at inner_lr",
 )

@@ -100,6 +100,7 @@ METHOD = Method(
     config=PerAdaConfig,
     title="PerAda",
     summary="personal models near a global one, which is distilled from all clients' models",
+    training="as ditto at the clients; the distillation has Adam at distillation_lr",
     grid={
         "proximal_weight": (0.01, 0.1, 1.0, 10.0),
         "distillation_lr": (0.001, 0.005, 0.01, 0.05),

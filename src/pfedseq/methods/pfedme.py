@@ -110,4 +110,6 @@ METHOD = Method(
     config=PFedMeConfig,
     title="pFedMe",
     summary="personal models tied to a global one by a Moreau envelope",
+    training="the draw of w_i takes them, adapters and heads at one rate; the inner steps are "
+    "plain SGD at inner_lr",
 )

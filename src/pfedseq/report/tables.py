@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic.fields import FieldInfo
 from rich.box import SIMPLE
 from rich.markup import escape
 from rich.measure import Measurement
@@ -17,6 +18,7 @@ from pfedseq.measures import find_measure
 from pfedseq.methods import METHODS, NEWER, PAPER, method_title
 from pfedseq.presets import preset_names, preset_summary
 from pfedseq.report.console import console
+from pfedseq.training.config import LocalTraining
 from pfedseq.words import count, size
 
 if TYPE_CHECKING:
@@ -384,13 +386,22 @@ def print_methods(verbose: bool) -> None:
         console.print(f"Warning: {escape(problem)}", soft_wrap=True)
     for name, method in METHODS.items() if verbose else ():
         console.print(f"\n[bold]\\[methods.{name}][/bold]")
+        console.print(f"  [dim]options of \\[training]: {escape(method.training)}[/dim]")
         for key, field in method.config.model_fields.items():
+            if is_common(key, field):
+                continue
             default = escape(repr(field.default))
             console.print(f"  {key} = {default}  [dim]{escape(field.description or '')}[/dim]")
     if verbose:
         console.print()
         console.print(_variants())
         console.print(f"\n[bold]In a cohort[/bold] (engine.cohort)  [dim]{IN_A_COHORT}[/dim]")
+
+
+def is_common(key: str, field: FieldInfo) -> bool:
+    """Whether an option is [training]'s, and the method says nothing of its own about it."""
+    common = LocalTraining.model_fields.get(key)
+    return common is not None and common.description == field.description
 
 
 def _variants() -> Table:

@@ -18,7 +18,7 @@ from pfedseq.training.optimizer import PARTS, memory_key
 from pfedseq.training.rules.adamw import SECOND
 
 _PREFIX = "optimizer/"
-_CARRIERS = {"adapter": ("adapter", "delta"), "head": ("head",)}
+_CARRIERS = {"adapter": ("adapter", "delta"), "head": ("head", "head_change")}
 """The tensors of a reply, of which one says that this part of φ is sent."""
 
 
@@ -54,16 +54,16 @@ def give_moments(
     }
 
 
-def sent_parts(sent: Mapping[str, Tensor] | tuple[str, ...]) -> list[str]:
+def sent_parts(sent: Mapping[str, Tensor]) -> list[str]:
     """The parts of φ that tensors of these names carry."""
     return [part for part in PARTS if any(name in sent for name in _CARRIERS[part])]
 
 
-def shapes(initial: Params, takes: tuple[str, ...]) -> dict[str, Tensor]:
+def shapes(initial: Params, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a reply must hold of moments where the server takes in these tensors."""
     like = initial.tensors()
     found: dict[str, Tensor] = {}
-    for part in sent_parts(takes):
+    for part in sent_parts(expected):
         second, share = SECOND
         found[message_key(part, second)] = like[part]
         found[message_key(part, share)] = like[part].new_zeros(())

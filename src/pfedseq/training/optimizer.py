@@ -67,21 +67,25 @@ class LocalOptimizer:
         for one, slope in zip(moving, slopes, strict=True):
             memory = self._memory[one]
             moved[one] = rule(moved[one], slope, self.rates[one], memory, self.config)
-            if self._state is not None:
-                self._state.update({memory_key(self.model, one, k): v for k, v in memory.items()})
+            self._keep(one)
         return Params.of(moved)
+
+    def _keep(self, part: Literal["adapter", "head"]) -> None:
+        """Leave in the client's memory what the next round begins with."""
+        if self._state is None:
+            return
+        for what, tensor in self._memory[part].items():
+            if self.config.optimizer_state == "keep" or what in SECOND:
+                self._state[memory_key(self.model, part, what)] = tensor
 
     def _found(self, part: str) -> dict[str, Tensor]:
         """What the client's memory holds of an earlier round."""
         prefix = memory_key(self.model, part, "")
-        kept = {
+        return {
             name.removeprefix(prefix): tensor
             for name, tensor in (self._state or {}).items()
             if name.startswith(prefix)
         }
-        if self.config.optimizer_state == "average":
-            return {name: kept[name] for name in SECOND if name in kept}  # m begins anew
-        return kept
 
 
 def clipped(slopes: list[Tensor], max_norm: float) -> list[Tensor]:
