@@ -12,6 +12,8 @@ from transformers import (
     DistilBertModel,
     ModernBertConfig,
     ModernBertModel,
+    MPNetConfig,
+    MPNetModel,
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaModel,
@@ -33,6 +35,7 @@ SIZES = {
 FAMILIES = {
     "bert": lambda: BertModel(BertConfig(**COMMON, **SIZES), add_pooling_layer=False),
     "roberta": lambda: RobertaModel(RobertaConfig(**COMMON, **SIZES), add_pooling_layer=False),
+    "mpnet": lambda: MPNetModel(MPNetConfig(**COMMON, **SIZES), add_pooling_layer=False),
     "distilbert": lambda: DistilBertModel(
         DistilBertConfig(
             **COMMON, dim=32, n_layers=3, n_heads=2, hidden_dim=48, max_position_embeddings=40

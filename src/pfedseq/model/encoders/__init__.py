@@ -7,7 +7,7 @@ their own under the entry-point group `pfedseq.encoders`.
 from __future__ import annotations
 
 from pfedseq.errors import InputError
-from pfedseq.model.encoders import bert, distilbert, modernbert, roberta
+from pfedseq.model.encoders import bert, distilbert, modernbert, mpnet, roberta
 from pfedseq.model.encoders.family import Family, Unit
 from pfedseq.model.encoders.vit import family as vit
 from pfedseq.plugins import Registry
@@ -22,6 +22,7 @@ FAMILIES: Registry[Family] = Registry(
         roberta.FAMILY,
         distilbert.FAMILY,
         modernbert.FAMILY,
+        mpnet.FAMILY,
     ],
 )
 
