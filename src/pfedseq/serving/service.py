@@ -79,7 +79,7 @@ class Answer(BaseModel):
     global_prediction: list[ClassShare] | None = None
 
 
-class Clients(BaseModel):
+class ClientList(BaseModel):
     """Whose models there are."""
 
     clients: list[str]
@@ -133,9 +133,9 @@ def make_service(served: Served, limits: Limits, token: str | None = None) -> Fa
         )
 
     @app.get("/clients", dependencies=guard)
-    async def clients() -> Clients:
+    async def clients() -> ClientList:
         """The clients, in the order of their numbers, and the classes."""
-        return Clients(
+        return ClientList(
             clients=list(served.clients),
             method=served.method,
             class_names=list(served.together.class_names),
