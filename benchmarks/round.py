@@ -6,8 +6,8 @@
 A round is `clients.call("train", …)` of FedAvg: reading, normalising, gradients, steps and the
 messages, without the server and without testing. "One after another" is the same engine with
 cohort = 1: a client at a time on each core. The PFLlib-like loop keeps a deep copy of the model for
-every client, decodes every image in every round (JPEG of 227 pixels, PACS' size, for ViT-Ti; PNG
-of the model's own size for the demo), and leaves the cores to PyTorch. With adapters in the last 4
+every client and its images as normalised tensors, as PFLlib does, which stores them decoded; it
+stacks a batch of them and leaves the cores to PyTorch. With adapters in the last 4
 of 12 blocks it still runs all 12 forwards, and backwards only the 4. "bfloat16" is
 `model.precision` here and PyTorch's autocast there. All take turns, and each figure is the fastest
 turn. Of N clients each way runs once in a process of its own, for the
@@ -19,7 +19,6 @@ divides by what square products reach on all cores at once, measured between the
 
 import argparse
 import copy
-import io
 import json
 import os
 import subprocess
@@ -33,7 +32,6 @@ import numpy as np
 import torch
 from client import peak_flops, seconds_of, work
 from peft import inject_adapter_in_model
-from PIL import Image
 from torch import nn
 
 from pfedseq.data.dataset import ClientData, ImageSet
@@ -49,7 +47,6 @@ from pfedseq.workloads.images.source import ImageSource, with_tokens
 
 CLASSES, LR = 100, 0.01
 CORES = os.cpu_count() or 1
-PHOTO_SIZE = 227
 
 
 def make_sites(
@@ -89,22 +86,11 @@ def engine_round(sites: list[ExampleSite], cohort: int) -> Callable[[], object]:
     return lambda: clients.call("train", 1, down)
 
 
-def image_file(pixels: np.ndarray, stored_size: int) -> io.BytesIO:
-    """A smooth picture, as photographs are, as JPEG; one of the model's own size as PNG."""
-    file, size = io.BytesIO(), pixels.shape[-1]
-    if stored_size == size:
-        Image.fromarray(pixels.transpose(1, 2, 0)).save(file, "PNG")
-        return file
-    coarse = Image.fromarray(pixels[:, :16, :16].transpose(1, 2, 0))
-    coarse.resize((stored_size, stored_size), Image.Resampling.BICUBIC).save(file, "JPEG")
-    return file
-
-
 def pfllib_like_round(
-    backbone: Backbone, sites: list[ExampleSite], stored_size: int, *, autocast: bool = False
+    backbone: Backbone, sites: list[ExampleSite], *, autocast: bool = False
 ) -> Callable[[], object]:
     """A model for every client, trained in turn as PEFT's documentation does."""
-    model, images, size = sites[0].model, sites[0].source.images, backbone.image_size
+    model, images = sites[0].model, sites[0].source.images
 
     def personal_model() -> nn.ModuleDict:
         vit = copy.deepcopy(backbone.model)
@@ -112,15 +98,8 @@ def pfllib_like_round(
         return nn.ModuleDict({"vit": vit, "head": nn.Linear(backbone.feature_dim, CLASSES)})
 
     models = [personal_model() for _ in sites]
-    files = [image_file(pixels, stored_size) for pixels in images.images]
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in (backbone.mean, backbone.std))
-
-    def decoded(index: int) -> torch.Tensor:
-        image = Image.open(files[index])
-        if stored_size != size:
-            image = image.resize((size, size), Image.Resampling.BICUBIC)
-        pixels = torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
-        return (pixels.float() / 255 - mean) / std
+    examples = [(torch.from_numpy(pixels).float() / 255 - mean) / std for pixels in images.images]
 
     def train() -> None:
         torch.set_num_threads(CORES)
@@ -129,7 +108,7 @@ def pfllib_like_round(
             one.train()
             for batch in site.task(1, "train").batches(1):
                 indices = site.data.train[batch.numpy()]
-                pixels = torch.stack([decoded(int(i)) for i in indices])
+                pixels = torch.stack([examples[int(i)] for i in indices])
                 with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                     logits = one["head"](one["vit"](pixels).last_hidden_state[:, 0])
                 optimizer.zero_grad()
@@ -164,7 +143,7 @@ def demo(quick: bool, repeats: int) -> dict[str, Any]:
         {
             "cohort": engine_round(sites, size),
             "one after another": engine_round(sites, 1),
-            "PFLlib-like": pfllib_like_round(backbone, sites, backbone.image_size),
+            "PFLlib-like": pfllib_like_round(backbone, sites),
         },
         repeats,
     )
@@ -184,9 +163,9 @@ def vit_tiny(quick: bool, repeats: int) -> dict[str, Any]:
             "one after another": engine_round(sites, 1),
             "bfloat16": engine_round(rounded, size),
             "last 4": engine_round(upper, size),
-            "PFLlib-like": pfllib_like_round(backbone, sites, PHOTO_SIZE),
-            "PFLlib-like, bfloat16": pfllib_like_round(backbone, sites, PHOTO_SIZE, autocast=True),
-            "PFLlib-like, last 4": pfllib_like_round(backbone, upper, PHOTO_SIZE),
+            "PFLlib-like": pfllib_like_round(backbone, sites),
+            "PFLlib-like, bfloat16": pfllib_like_round(backbone, sites, autocast=True),
+            "PFLlib-like, last 4": pfllib_like_round(backbone, upper),
         },
         repeats,
     )
@@ -211,7 +190,7 @@ def many_clients(way: str, count: int, images_each: int) -> dict[str, Any]:
     backbone = load_backbone("random:vit-tiny", 96)
     sites = make_sites(backbone, count, images_each, min(16, images_each))
     if way == "PFLlib-like":
-        one_round = pfllib_like_round(backbone, sites, PHOTO_SIZE)
+        one_round = pfllib_like_round(backbone, sites)
     else:
         size = automatic_cohort(count, images_each) if way == "cohort" else 1
         one_round = engine_round(sites, size)

@@ -126,3 +126,21 @@ def test_fedadam_and_fedavgm_are_fedavg_with_these_options():
         theirs, _ = play(METHODS["fedavg"], config, centers, sizes, 3)
         assert torch.equal(ours.adapter, theirs.adapter)
         assert torch.equal(ours.head, theirs.head)
+
+
+def test_the_frozen_pfedseq_with_momentum_is_momentum_of_the_mean_adapter():
+    """η = 0.5, one batch: each client goes half of the way to its center from where it starts.
+
+    Without a learner all have the same x: mean = x + ½ (c̄ − x), Δ = ½ (c̄ − x), v ← ½ v + Δ.
+    """
+    centers, sizes = random_centers(2), (1, 3)
+    method = METHODS["pfedseq"]
+    options = {"ablation": "frozen", "warmup_rounds": 1, "server_momentum": 0.5}
+    server, _ = play(method, method.config(lr=0.5, **options), centers, sizes, 4)
+    target = 0.25 * centers[0].adapter + 0.75 * centers[1].adapter
+    x = v = torch.zeros_like(target)
+    for _ in range(4):
+        v = 0.5 * v + 0.5 * (target - x)
+        x = x + v
+    torch.testing.assert_close(server.shared, x)
+    torch.testing.assert_close(server.payload(1)["adapter"], x)

@@ -13,16 +13,36 @@ def methods(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also list their options.")
     ] = False,
+    advise: Annotated[
+        str | None,
+        typer.Option(metavar="CONFIG", help="Say which methods suit a config's clients, and why."),
+    ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List the methods that can be run.
+    """List the methods that can be run, or those that suit a config's data.
 
-    Example: `pfedseq methods --verbose`
+    Examples:
+
+    - `pfedseq methods --verbose`
+
+    - `pfedseq methods --advise demo`
     """
     from pfedseq.report.tables import print_methods
 
     load_plugins(plugin)
-    print_methods(verbose)
+    if advise is None:
+        print_methods(verbose)
+        return
+    from pfedseq.config import load_config
+    from pfedseq.data.loading import load_data
+    from pfedseq.experiments.advice import advise as rules
+    from pfedseq.experiments.advice import situation_of
+    from pfedseq.report.advice import print_advice
+
+    config = load_config(advise).sized()
+    data = load_data(config.data, config.run.seed)
+    situation = situation_of(data, config.federation.participation)
+    print_advice(situation, rules(situation))
 
 
 def datasets(plugin: Plugins = None) -> None:

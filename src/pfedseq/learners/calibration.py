@@ -30,10 +30,6 @@ SMALLEST_SCALE = 1e-12
 """Keeps a row of zeros (every client absent or converged) from dividing by zero."""
 
 
-ADAM_EPSILON = 1e-16
-"""Far below ψ's gradients, which are products of two updates: 1e-8 would freeze most of ψ."""
-
-
 DENSE_UP_TO = 100
 """Clients up to which `mixing = "auto"` is Appendix A's network; its work grows with N²."""
 FEWEST_ROWS = 256
@@ -87,6 +83,12 @@ class LearnerConfig(BaseConfig):
     gain: float = Field(100.0, gt=0, description="what ξ is multiplied by beside the row's RMS")
     learner_lr: float = Field(
         1e-4, gt=0, description="Adam's rate for ψ; paper: 1e-3 of {1e-4, 5e-4, 1e-3, 5e-3, 1e-2}"
+    )
+    learner_eps: float = Field(
+        1e-16,
+        gt=0,
+        description="Adam's ε: far below ψ's gradients, which are products of two updates and tiny "
+        "where these are; PyTorch's 1e-8 holds ψ back where RMS(Δ) is 1e-5 or less",
     )
     forgetting: float = Field(
         1 / 15,
@@ -211,7 +213,7 @@ class CalibrationLearner(nn.Module):
             {"params": output_weights, "weight_decay": self.config.forgetting / rate},
             {"params": inside, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups[: 2 if inside else 1], lr=rate, eps=ADAM_EPSILON)
+        return torch.optim.AdamW(groups[: 2 if inside else 1], lr=rate, eps=self.config.learner_eps)
 
     def reseated(
         self, kept: Sequence[int], setup: Setup, optimizer: torch.optim.Optimizer

@@ -6,14 +6,17 @@ ICLR 2024, Algorithm 1.
 Sent down: the embedding network f, θ_i, ∂/∂v_i. Sent up: v_i, Δ_i = θ̃_i − θ_i, the gradient of
 f. Evaluated: h(v_i) with v_i over all of the client's training data, and the client's own ω_i.
 
-Deviations: all clients answer, with one Adam step a round for h and f. `describe` closes a round
-where the original opens it: with one sending of f, the client embeds a batch for the next
-round's training and all its data for the evaluation. The scalars that standardise v are taken
-once, as in the original, but over all clients' first batches: one client's v has no deviation
-where d = 1. v is a mean over examples (the original's code divides by 2); absent classes are not
-masked in the test. Texts, which the original has not, are embedded by an MLP over the mean of
-their words' frozen embeddings. θ_i starts at θ^0 (see `AdapterGenerator`). A client that was not
-described does not train; one that leaves before `backprop` adds nothing to the gradient of f.
+Deviations: plain local SGD over the round's passes, where the original makes 50 inner steps with
+momentum 0.9 and a weight decay; f has the 16 and 32 channels of the original's code, where the
+pFedSeq paper speaks of 32. All clients answer, with one Adam step a round for h and f. `describe`
+closes a round where the original opens it: with one sending of f, the client embeds a batch for
+the next round's training and all its data for the evaluation. The scalars that standardise v are
+taken once, as in the original, but over all clients' first batches: one client's v has no
+deviation where d = 1. v is a mean over examples (the original's code divides by 2); absent
+classes are not masked in the test. Texts, which the original has not, are embedded by an MLP over
+the mean of their words' frozen embeddings. θ_i starts at θ^0 (see `AdapterGenerator`). A client
+that was not described does not train; one that leaves before `backprop` adds nothing to the
+gradient of f.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,11 +5,12 @@ Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 202
 
 Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i. Evaluated: the generated θ_i with the client's own ω_i.
 
-Deviations: the original visits one random client a step, with SGD; here, as the pFedSeq paper
-has it, all clients answer and Adam steps once a round, along the mean of their gradients. The
-heads start so that θ_i = θ^0 (see `AdapterGenerator`). A client that misses a round adds nothing
-to the gradient, and its descriptor and Adam's memory of it stay as they were. One that joins later
-starts with the mean of the others' descriptors.
+Deviations: plain local SGD over the round's passes, where the original makes 50 inner steps with
+momentum 0.9 and a weight decay. The original visits one random client a step, with SGD; here, as
+the pFedSeq paper has it, all clients answer and Adam steps once a round, along the mean of their
+gradients. The heads start so that θ_i = θ^0 (see `AdapterGenerator`). A client that misses a
+round adds nothing to the gradient, and its descriptor and Adam's memory of it stay as they were.
+One that joins later starts with the mean of the others' descriptors.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,11 +5,12 @@ Algorithm 1 (pFedLA, not HeurpFedLA).
 
 Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i. Evaluated: the mixed θ_i with the client's own ω_i.
 
-Deviations: Adam, as the pFedSeq paper has it. A layer is one backbone block. All clients are
-updated at once, from the same pool; public implementations walk through them one by one, so
-that later clients see earlier ones' new adapters. In round 1 all adapters are equal, every
-mixture of them is the same and the gradient is zero: no step is taken, since Adam would blow up
-the rounding errors. A client that misses a round stays in the pool as it was.
+Deviations: Adam, as the pFedSeq paper has it. The step lets θ_i move along Δ_i, as the paper's
+equations say; a public implementation has the opposite sign. A layer is one backbone block. All
+clients are updated at once, from the same pool; public implementations walk through them one by
+one, so that later clients see earlier ones' new adapters. In round 1 all adapters are equal,
+every mixture of them is the same and the gradient is zero: no step is taken, since Adam would
+blow up the rounding errors. A client that misses a round stays in the pool as it was.
 """
 
 from collections.abc import Mapping

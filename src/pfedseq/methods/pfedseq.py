@@ -6,9 +6,11 @@ Federated Adapter Tuning", AAAI 2025, Algorithm 1, Eqs. (1)–(7).
 Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i (`OwnHeadClient`). Evaluated: the received θ_i with the
 client's own ω_i.
 
-Deviations: what the paper leaves open (the scale of the learner's inputs and outputs, where it
-starts, that updates have a sign, and what it forgets) is named in `LearnerConfig`;
-docs/explanation/learner.md has the evidence. A client that misses a round keeps its last Δ in the
+Deviations: by default the learner departs from Appendix A: no RMSNorm and no SiLU within its
+blocks, a rate of 1e-4 where the paper has 1e-3, and an Adam ε of 1e-16. What the paper leaves open
+is the scale of its inputs and outputs, where it starts and what it forgets. All are options of
+`LearnerConfig`, docs/explanation/learner.md has the evidence, and the preset `literal` is the plain
+reading. A client that misses a round keeps its last Δ in the
 history and is not in Eq. (1); one without any update in the window, such as a newcomer, gets no ξ.
 With the clients that join and leave, learner and history become wider and narrower (`reseat`).
 """
@@ -19,15 +21,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pfedseq.federation import Method, MethodConfig, Reply, Setup, Tensors
+from pfedseq.federation import Method, Reply, Setup, Tensors
 from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
 from pfedseq.learners.history import Gap, Lengths, bounded, fill_gaps
 from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
+from pfedseq.methods.parts.server_steps import AveragingConfig
 from pfedseq.optim import step_along
 from pfedseq.params import weighted_mean
 
 
-class PFedSeqConfig(MethodConfig, LearnerConfig):
+class PFedSeqConfig(AveragingConfig, LearnerConfig):
     """Options of pFedSeq: the schedule here, the learner's in `LearnerConfig`."""
 
     warmup_rounds: int | None = Field(
@@ -71,6 +74,7 @@ class PFedSeqServer(OwnHeadServer):
     persistent = (
         *("adapters", "shared", "history", "lengths", "learner", "optimizer"),
         *OwnHeadServer.persistent,
+        "steps",
     )
     takes = ("delta",)
 
@@ -78,6 +82,7 @@ class PFedSeqServer(OwnHeadServer):
         super().__init__(config, setup)
         self.adapters = setup.initial.adapter.expand(setup.num_clients, -1, -1)  # θ_i (N, K, D)
         self.shared = setup.initial.adapter  # the mean adapter (K, D)
+        self.steps = server_steps(config, shared=self.shared)
         self.learner = CalibrationLearner(config, setup)
         self.history = self.learner.empty_history()
         self.lengths = Lengths(config.max_sequence_length)
@@ -104,7 +109,8 @@ class PFedSeqServer(OwnHeadServer):
             step_along(self.optimizer, calibrations, _of_rows(seen, rows))  # Eq. (5)
         gaps = self.config.history_gap
         self.history.append(fill_gaps(seen, present, self.history.newest(), gaps))
-        self.shared = self.setup.aggregate(self.adapters + deltas, present)  # θ̃_i, Eq. (1)
+        mean = self.setup.aggregate(self.adapters + deltas, present)  # of θ̃_i, Eq. (1)
+        self.shared = self.steps["shared"](self.shared, mean)
         self.adapters = self.shared.expand_as(deltas)  # t ≤ W
         calibrations = torch.zeros_like(self.shared).expand_as(deltas)
         if t > self.config.warmup(self.setup.num_rounds):

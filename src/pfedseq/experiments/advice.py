@@ -1,0 +1,141 @@
+"""Which methods suit the clients of a config: plain rules, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import numpy as np
+
+from pfedseq.data.dataset import FederatedData
+
+FEW_IMAGES = 60
+"""Training examples of a client below which it can hardly learn alone."""
+MANY_IMAGES = 1000
+"""Training examples of a client from which it can."""
+FEW_CLIENTS, MANY_CLIENTS = 4, 100
+ALIKE, APART = 0.75, 0.35
+"""Overlap of labels above which clients count as alike, and below which as apart."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the rules look at."""
+
+    clients: int
+    examples: float
+    """Training examples of a client, the median."""
+    overlap: float
+    """Mean over pairs of clients of Σ_c min(share of c, share of c): 1 for the same labels."""
+    participation: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Methods that suit, and why."""
+
+    methods: tuple[str, ...]
+    reason: str
+    backed: bool
+    """Whether our own tables (docs/lab/results.md) show it."""
+
+
+def situation_of(data: FederatedData, participation: float) -> Situation:
+    """From the clients' training examples."""
+    labels, num_classes = data.examples.labels, len(data.examples.class_names)
+    counts = [np.bincount(labels[c.train], minlength=num_classes) for c in data.clients]
+    shares = [count / max(1, count.sum()) for count in counts]
+    pairs = [
+        float(np.minimum(one, other).sum())
+        for place, one in enumerate(shares)
+        for other in shares[:place]
+    ]
+    return Situation(
+        len(counts),
+        float(median(int(count.sum()) for count in counts)),
+        fmean(pairs) if pairs else 1.0,
+        participation,
+    )
+
+
+def advise(given: Situation) -> list[Advice]:
+    """The rules that apply, the most telling first."""
+    found = []
+    if given.overlap >= ALIKE and given.examples < FEW_IMAGES:
+        found.append(
+            Advice(
+                ("fedavg",),
+                "clients hold the same classes and few examples each: what all share is worth more "
+                "than what one has alone",
+                backed=True,
+            )
+        )
+        found.append(
+            Advice(
+                ("fedavgm", "fedprox"),
+                "the same, and momentum or a proximal term may bring more",
+                backed=False,
+            )
+        )
+    if given.overlap <= APART:
+        found.append(
+            Advice(
+                ("pfedseq", "fedrep", "pefll", "pfedhn"),
+                "clients hold different classes: a head of one's own on a shared or generated "
+                "adapter; one model for all does badly",
+                backed=True,
+            )
+        )
+        found.append(
+            Advice(
+                ("fedsa_lora", "fedrod", "fedalt"),
+                "different classes: newer methods that keep B, the head or a LoRA to the client",
+                backed=False,
+            )
+        )
+    if given.overlap > APART:
+        found.append(
+            Advice(
+                ("pfedseq", "ditto", "feddpa"),
+                "clients have classes in common but may look different: a common adapter and "
+                "something of one's own beside it",
+                backed=False,
+            )
+        )
+    if given.examples >= MANY_IMAGES:
+        found.append(
+            Advice(
+                ("local", "fedrep"),
+                "every client has many examples: training alone is what others must beat",
+                backed=False,
+            )
+        )
+    if given.clients > MANY_CLIENTS or given.participation < 0.5:
+        found.append(
+            Advice(
+                ("ghbm", "scaffold", "fedavgm"),
+                "only some clients take part in a round: momentum or controls over several rounds "
+                "keep the absent ones' say",
+                backed=False,
+            )
+        )
+    if given.clients < FEW_CLIENTS:
+        found.append(
+            Advice(
+                ("local", "ditto", "apple"),
+                "very few clients: there is little to average; compare with each alone",
+                backed=False,
+            )
+        )
+    return found
+
+
+def sentences(given: Situation) -> Sequence[str]:
+    """What was seen, in words."""
+    return (
+        f"{given.clients} clients, {given.examples:.0f} training examples each in the middle",
+        f"their labels overlap by {100 * given.overlap:.0f} % on average (100 %: the same classes "
+        "in the same shares)",
+        f"{100 * given.participation:.0f} % of them take part in a round",
+    )

@@ -1,0 +1,72 @@
+"""Which methods are recommended for which clients."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pfedseq.cli import app
+from pfedseq.config import make_config
+from pfedseq.data.loading import load_data
+from pfedseq.experiments.advice import Situation, advise, situation_of
+from pfedseq.methods import METHODS
+
+
+def situation(**data):
+    config = make_config({"data": {"name": "digits", "num_clients": 4, **data}})
+    return situation_of(load_data(config.data, 0), 1.0)
+
+
+def test_the_overlap_of_labels_by_hand():
+    """Clients 0 and 1 hold the halves of two classes alike, client 2 another class alone."""
+
+    class Examples:
+        labels = np.array([0, 1, 0, 1, 2, 2])
+        class_names = ("a", "b", "c")
+
+    class Client:
+        def __init__(self, *train):
+            self.train = np.array(train)
+
+    class Data:
+        examples = Examples()
+        clients = (Client(0, 1), Client(2, 3), Client(4, 5))
+
+    found = situation_of(Data(), 0.3)
+    assert found == Situation(3, 2.0, pytest.approx(1 / 3), 0.3)
+
+
+def test_label_skew_is_seen():
+    alike = situation(partition="iid")
+    apart = situation(partition="pathological", num_clients=5)
+    assert alike.overlap > 0.75
+    assert apart.overlap < 0.35
+
+
+def names(clients=10, examples=200.0, overlap=0.5, participation=1.0):
+    found = advise(Situation(clients, examples, overlap, participation))
+    assert found
+    assert all(advice.reason for advice in found)
+    return [name for advice in found for name in advice.methods]
+
+
+def test_each_rule_speaks_where_it_should_and_only_there():
+    assert names(examples=30, overlap=0.9)[0] == "fedavg"
+    assert "fedavg" not in names(examples=30, overlap=0.2)
+    assert names(overlap=0.2)[0] == "pfedseq"
+    assert "fedsa_lora" in names(overlap=0.2)
+    assert "fedsa_lora" not in names(overlap=0.9)
+    assert "local" in names(examples=5000)
+    assert "local" not in names()
+    assert "ghbm" in names(participation=0.3)
+    assert "ghbm" in names(clients=200)
+    assert "ghbm" not in names()
+    assert "apple" in names(clients=3)
+    everything = {name for o in (0.1, 0.5, 0.9) for name in names(2, 20, o, 0.1)}
+    assert everything <= set(METHODS)
+
+
+def test_the_command_says_what_it_saw_and_what_to_type():
+    done = CliRunner().invoke(app, ["methods", "--advise", "demo"])
+    assert done.exit_code == 0, done.output
+    assert "10 clients" in done.output
+    assert "pfedseq compare CONFIG --methods" in done.output
