@@ -25,7 +25,7 @@ from pfedseq.federation import Method, Reply, Setup, Tensors
 from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
 from pfedseq.learners.history import Gap, Lengths, bounded, fill_gaps
 from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
-from pfedseq.methods.parts.server_steps import AveragingConfig
+from pfedseq.methods.parts.server_steps import AveragingConfig, server_steps
 from pfedseq.optim import step_along
 from pfedseq.params import weighted_mean
 
