@@ -76,6 +76,7 @@ class FedALTClient(Client):
     """Trains its own LoRA and head; the others' LoRA is frozen."""
 
     config: FedALTConfig
+    sent_model = None  # nobody goes on with a mean
 
     def train(self, down: Tensors) -> Reply:
         """(θ_i, ω_i) ← SGD on W + (1 − a) B_o A_o + a B_i A_i."""

@@ -39,6 +39,7 @@ class FedRoDClient(Client):
     """Balanced training of (θ, ω) for all, then a head on top for oneself."""
 
     config: FedRoDConfig
+    sent_model = "generic"
 
     def train(self, down: Tensors) -> Reply:
         """(θ, ω) ← SGD on balanced softmax; ω_i ← SGD on the plain loss under θ and ω + ω_i."""

@@ -48,6 +48,7 @@ class FedSALoRAClient(Client):
     """Tunes A, B and ω together, and keeps B and ω."""
 
     config: AveragingConfig
+    sent_model = None  # a part of the model alone is averaged
 
     def train(self, down: Tensors) -> Reply:
         """(A_i, B_i, ω_i) ← SGD from (A, B_i, ω_i)."""

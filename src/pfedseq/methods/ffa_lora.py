@@ -38,6 +38,7 @@ class FFALoRAClient(Client):
     """Local training in which A does not move."""
 
     config: AveragingConfig
+    sent_model = None  # a part of the model alone is averaged
 
     def train(self, down: Tensors) -> Reply:
         """(B_i, ω_i) ← SGD from (B, ω) under A⁰."""

@@ -99,10 +99,16 @@ def truncated_mean(clients: Matrices, weights: Tensor, rank: int) -> Matrices:
     return Matrices((v @ q_down.transpose(1, 2))[:, :rank], found_up)
 
 
+class FlexLoRAClient(FedAvgClient):
+    """FedAvg's, from a θ in other coordinates every round."""
+
+    sent_model = None
+
+
 METHOD = Method(
     name="flexlora",
     server=FlexLoRAServer,
-    client=FedAvgClient,
+    client=FlexLoRAClient,
     config=FlexLoRAConfig,
     title="FlexLoRA",
     summary="averages LoRA's products and cuts the mean down to each client's rank",
