@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.functional import cross_entropy, linear
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
@@ -17,7 +17,7 @@ from pfedseq.model.text_encoder import load_text_encoder
 from pfedseq.workloads.personal import PersonalModel
 from pfedseq.workloads.text.reader import TextReader
 from tests.model.some_models import some_phi
-from tests.model.tiny_text_models import FAMILIES, write_text_model
+from tests.model.tiny_text_models import COMMON, FAMILIES, SIZES, tokenizer, write_text_model
 
 TEXTS = ["so goal", "bread soup so cheese salt moon", "star", "rain ball so so team"]
 LABELS = torch.tensor([0, 1, 2, 0])
@@ -200,3 +200,16 @@ def test_the_longest_text_of_each_family(folder):
     full = torch.from_numpy(encoder.tokenise(["goal " * 60], encoder.most_tokens))
     assert model.features(model.initial.adapter, full).isfinite().all()
     assert np.all(full.numpy() != encoder.padding)
+
+
+def test_nothing_of_transformers_comes_on_the_screen(tmp_path, capfd, caplog):
+    """A checkpoint with a pooler and a head for masked words, which the encoder does without."""
+    with torch.random.fork_rng():
+        whole = BertForMaskedLM(BertConfig(**COMMON, **SIZES))
+    whole.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    capfd.readouterr()
+    caplog.clear()
+    load_text_encoder(str(tmp_path))
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from pfedseq.config import make_config
+from pfedseq.cli import app
+from pfedseq.config import dump_config, make_config
 from pfedseq.errors import InputError
 from pfedseq.model.token_store import Prefix
 from pfedseq.runs.world import World, fill_tokens
@@ -101,6 +103,16 @@ def test_tokens_are_computed_ahead(folder, tmp_path):
     assert said[-1][1:] == (60, 60)
     with pytest.raises(InputError, match="nothing to compute ahead"):
         fill_tokens(config_of(folder, tmp_path, 'adapter.layers="all"'), print)
+
+
+def test_tokens_of_texts_are_prepared_by_a_command(folder, tmp_path, monkeypatch):
+    (tmp_path / "notes.toml").write_text(dump_config(config_of(folder, tmp_path / "store")))
+    arguments = ["data", "prepare", str(tmp_path / "notes.toml"), "--tokens"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "The tokens of 2 frozen layers are ready" in done.output
+    monkeypatch.setattr(Prefix, "stream", refuse)
+    World.build(config_of(folder, tmp_path / "store"))
 
 
 def test_sketches_are_means_of_the_words_embeddings(folder, tmp_path):

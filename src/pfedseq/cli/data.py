@@ -78,7 +78,9 @@ def prepare(
     config = _config(name, source, size, overrides)
     try:
         with StepDisplay() as display:
-            prepared = prepare_data(config.data, display.report, said_with=_said_with(source))
+            prepared = None
+            if config.data.unit == "image" or not tokens:  # texts are read as they are
+                prepared = prepare_data(config.data, display.report, said_with=_said_with(source))
             if tokens:
                 from pfedseq.runs.world import fill_tokens
 
@@ -90,7 +92,8 @@ def prepare(
             file=sys.stderr,
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    print_prepared(prepared)
+    if prepared is not None:
+        print_prepared(prepared)
     if tokens:
         print(f"The tokens of {layers} frozen layers are ready for all runs of this backbone.")
 

@@ -40,7 +40,7 @@ class AdapterConfig(BaseConfig):
     layers: str | tuple[int, ...] = Field(
         "all",
         description="backbone layers that carry the adapter: all, `last N`, or a list counted from "
-        "0; what lies below the first is computed once per image",
+        "0; what lies below the first is computed once per example",
     )
 
     start: str | None = Field(
