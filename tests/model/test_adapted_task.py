@@ -85,8 +85,8 @@ class OrdinaryModel(nn.Module):
 
 def test_training_equals_ordinary_peft_training(site, model, backbone):
     """Two epochs of SGD: functional φ − η∇ against nn.Modules with torch.optim.SGD."""
-    start, lr = jittered(model), 0.1
-    functional = trained(site.task(1, "train"), start, lr=lr, local_epochs=2)
+    start, lr = jittered(model), 0.005
+    functional = trained(site.task(1, "train"), start, lr=lr, rate_units="plain", local_epochs=2)
 
     ordinary = OrdinaryModel(backbone, model, start)
     optimizer = torch.optim.SGD([p for p in ordinary.parameters() if p.requires_grad], lr=lr)
@@ -329,13 +329,13 @@ def load_backbone_shape():
     from transformers import ViTConfig, ViTModel
 
     vit = ViTModel(ViTConfig(), add_pooling_layer=False).requires_grad_(False)
-    inject_adapter_in_model(peft_config(AdapterConfig(), 12), vit)
+    inject_adapter_in_model(peft_config(AdapterConfig(rank=2), 12), vit)
     return vit
 
 
 def test_heads_with_a_rate_of_their_own_move_as_by_sgd_with_two_rates(model, site):
     """Against torch's SGD with a parameter group each."""
-    lr, head_lr, start = 0.1, 0.004, model.initial
+    lr, head_lr, start = 0.02, 0.004, model.initial
     adapter, head = (x.clone().requires_grad_() for x in (start.adapter, start.head))
     sgd = torch.optim.SGD([{"params": [adapter]}, {"params": [head], "lr": head_lr}], lr=lr)
     reference = site.task(1, "train")
@@ -346,7 +346,8 @@ def test_heads_with_a_rate_of_their_own_move_as_by_sgd_with_two_rates(model, sit
         nn.functional.cross_entropy(logits, labels).backward()
         sgd.step()
 
-    moved = trained(site.task(1, "train"), start, lr=lr, head_lr=head_lr)
+    rates = {"lr": lr, "head_lr": head_lr, "rate_units": "plain"}
+    moved = trained(site.task(1, "train"), start, **rates)
 
     assert (moved.adapter - start.adapter).abs().max() > 1e-3
     assert (moved.head - start.head).abs().max() > 1e-3

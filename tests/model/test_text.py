@@ -99,7 +99,7 @@ def test_every_method_runs_on_texts(name, notes, tmp_path):
 def test_training_learns_the_words(notes):
     """Each class has words of its own: nearly all are told apart, where guessing gets a third."""
     task = World.build(make_config(values(notes))).sites[0].task(1, "train")
-    phi = trained(task, task.initial, lr=0.1, local_epochs=60)
+    phi = trained(task, task.initial, lr=0.1, rate_units="plain", local_epochs=60)
     assert task.score(phi, "test")["accuracy"] > 0.9
 
 

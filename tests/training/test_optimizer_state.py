@@ -44,7 +44,7 @@ def test_a_kept_state_goes_on_where_it_was_and_a_reset_one_begins_anew(
     """Three rounds of two steps: one optimizer of PyTorch for all of them, or one for each."""
     state: dict[str, torch.Tensor] = {}
     config = MethodConfig(lr=0.1, **ours, **(KEEP if kept else {}))
-    reference = torch.zeros(13, requires_grad=True)
+    reference = torch.zeros_like(CENTER.flat(), requires_grad=True)
     theirs_now = optimizer([reference], lr=0.1, **theirs)
     for _ in range(3):
         client = LocalClient(config, QuadraticTask(CENTER, 1, num_batches=2), state)
@@ -140,12 +140,13 @@ def test_second_moments_are_averaged_and_first_ones_begin_anew():
     server = method.server(config, make_setup(centers, sizes, 3))
     run_rounds(server, clients, range(1, 4), lambda outcome: None)
 
-    rates = torch.cat([torch.full((10,), 0.1), torch.full((3,), 0.02)]).double()
-    phi, second, share = torch.zeros(13).double(), torch.zeros(13).double(), 0.0
+    zero, size = torch.zeros_like(CENTER.flat()).double(), CENTER.adapter.numel()
+    rates = torch.cat([zero[:size] + 0.1, zero[size:] + 0.02])
+    phi, second, share = zero, zero, 0.0
     for _ in range(3):
         ends = []
         for center in centers:
-            x, v, c, m = phi, second, share, torch.zeros(13).double()
+            x, v, c, m = phi, second, share, zero
             for k in (1, 2):
                 g = x - center.flat().double()
                 m, v, c = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g * g, 0.95 * c + 0.05
@@ -157,18 +158,18 @@ def test_second_moments_are_averaged_and_first_ones_begin_anew():
     )
     found = server.moments.tensors
     torch.testing.assert_close(
-        found["optimizer/adapter/second"].flatten().double(), second[:10], rtol=1e-5, atol=1e-7
+        found["optimizer/adapter/second"].flatten().double(), second[:size], rtol=1e-5, atol=1e-7
     )
     assert float(found["optimizer/head/second_share"]) == pytest.approx(share, rel=1e-5)
 
 
 def test_averages_are_counted_and_those_of_a_private_head_are_not_sent():
-    """Of θ (10 numbers) and c each way; after round 1 they go down, too. ω's stay in the state."""
+    """Of θ and c each way; after round 1 they go down, too. ω's stay in the state."""
     server, clients = federation("fedrep", **AVERAGE)
     _, outcomes = run(server, clients, range(1, 3))
     plain_server, plain = federation("fedrep")
     _, without = run(plain_server, plain, range(1, 3))
-    more = 3 * 4 * (10 + 1)  # three clients, float32
+    more = 3 * 4 * (CENTER.adapter.numel() + 1)  # three clients, float32
     assert [o.bytes_up - w.bytes_up for o, w in zip(outcomes, without, strict=True)] == [more, more]
     down = [o.bytes_down - w.bytes_down for o, w in zip(outcomes, without, strict=True)]
     assert down == [0, more]
@@ -216,7 +217,7 @@ def test_moments_are_screened_as_all_else():
     _, (outcome,) = run(server, clients, range(1, 2))
     assert outcome.answered == (0,)
     assert "has no tensor 'optimizer/adapter/second'" in outcome.refused[1]
-    assert "of shape (1, 5) where" in outcome.refused[2]
+    assert "of shape (1, 10) where" in outcome.refused[2]
 
 
 def test_the_length_of_an_update_is_that_of_the_model():

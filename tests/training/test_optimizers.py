@@ -104,7 +104,7 @@ def test_training_is_pytorchs(ours, optimizer, theirs, clip):
 
 def test_a_clipped_step_has_the_length_of_its_bound():
     """From a gradient (3, 0 …, 4) of length 5, clipped to 1: a step of η in its direction."""
-    gradient = Params(torch.zeros(2, 5), torch.zeros(3))
+    gradient = Params(torch.zeros_like(GLOBAL.adapter), torch.zeros_like(GLOBAL.head))
     gradient.adapter[0, 0], gradient.head[2] = 3.0, 4.0
     optimizer = LocalOptimizer(LocalTraining(lr=0.5, clip_norm=1.0))
     step = optimizer.step(GLOBAL, gradient) - GLOBAL
