@@ -247,7 +247,7 @@ class PluginConfig(BaseConfig):
 
 
 class Config(BaseConfig):
-    """A whole run."""
+    """The config of a whole run; one field per section of the TOML file."""
 
     plugins: tuple[PluginConfig, ...] = Field(
         (), description="Python files that the run needs; --plugin FILE adds one"

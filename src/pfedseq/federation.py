@@ -144,7 +144,7 @@ class Question(NamedTuple):
     arguments: tuple[Any, ...]
 
     def answer(self) -> Answer:
-        """By itself."""
+        """Answer this question alone."""
         answer: Answer = getattr(self.task, self.kind)(*self.arguments)
         return answer
 
@@ -237,7 +237,7 @@ class Setup:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """N, the number of clients."""
         return len(self.num_examples)
 
     def weights(self, present: Tensor) -> Tensor:
@@ -398,7 +398,7 @@ class Clients(Protocol):
 
     @property
     def ids(self) -> Sequence[int]:
-        """All clients there are."""
+        """Numbers of all clients of the engine."""
 
     def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
         """Those that have a place from round t on: of those with one `before`, and who has come."""

@@ -20,7 +20,7 @@ def torch_generator(seed: int, *names: str | int) -> torch.Generator:
 
 
 def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
-    """The same for NumPy."""
+    """A NumPy generator seeded like `generator`."""
     return np.random.default_rng(derive_seed(seed, *names))
 
 

@@ -387,6 +387,6 @@ def test_a_partition_that_is_not_there(config, tmp_path):
 
 
 def test_nothing_to_go_on_with(tmp_path):
-    with pytest.raises(InputError, match="holds no run to go on with"):
+    with pytest.raises(InputError, match="holds no run to continue"):
         serve(InProcessGrid([]), tmp_path / "out", None, print)
     assert load_config("demo").flower.classes == "same"

@@ -146,7 +146,7 @@ def test_nothing_is_overwritten(exported, finished, command, tmp_path):
     shutil.rmtree(to / "mill")
     code, _, err = command("export", finished, "--all", "--to", to)
     assert code == 2
-    assert "harbour is there already: delete it, or choose another --to" in err
+    assert "harbour already exists: delete it, or choose another --to" in err
     assert not (to / "mill").exists()
     assert command("export", finished, "--client", "mill", "--to", to)[0] == 0, "same backbone"
     shutil.rmtree(to / "mill")

@@ -187,7 +187,7 @@ def test_wrong_arguments_get_a_sentence(command, finished, photos, tmp_path):
         (["predict", finished, "-c", "0", "-m", "sgd", image], "no models of 'sgd'"),
         (["predict", tmp_path, image], "has no personal models: name the folder of a finished"),
         (["predict", tmp_path / "x", image], "there is no folder"),
-        (["evaluate", adapter], "is no run with test images of its own: name some with --data"),
+        (["evaluate", adapter], "has no test data of its own: give some with --data"),
         (["evaluate", adapter, "--data", tmp_path / "data"], "does not know (chipped); it knows"),
         (["evaluate", adapter, "--data", tmp_path / "y"], "check --data"),
     ]:

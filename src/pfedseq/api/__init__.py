@@ -1,4 +1,4 @@
-"""The package's face: run a config, or go on with a run, and leave a folder with everything."""
+"""The public functions that run a config, or continue a run, into one results folder."""
 
 from __future__ import annotations
 

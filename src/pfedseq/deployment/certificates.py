@@ -47,7 +47,7 @@ class Certificates:
         return [str(name.value) for name in names]
 
     def server_options(self) -> list[str]:
-        """For flower-superlink."""
+        """Command-line options of flower-superlink."""
         pairs = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
         return [
             part

@@ -28,7 +28,7 @@ class Envelope:
 
     @classmethod
     def of_records(cls, content: RecordDict) -> Envelope:
-        """What `to_records` gave."""
+        """Read what `to_records` packed."""
         try:
             fields = dict(content.config_records[_FIELDS])
             return cls(fields, content.array_records[_PAYLOAD][_BYTES].data)

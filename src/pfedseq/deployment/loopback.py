@@ -44,7 +44,7 @@ class Started:
     arguments: list[str]
 
     def process(self) -> psutil.Process | None:
-        """It, if it still runs."""
+        """The process, or None once it has ended."""
         return running(self.pid, self.created)
 
 
@@ -62,7 +62,7 @@ class Loopback:
         return [Path(site) for site in self.read()["sites"]]
 
     def read(self) -> dict[str, Any]:
-        """What `start` wrote."""
+        """Read what `start` wrote."""
         values = read_object(self.file)
         if values is None:
             raise InputError(

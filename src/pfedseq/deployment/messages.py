@@ -38,7 +38,7 @@ class Request:
     """The federation's classes, in the order of the logits; none before they are agreed on."""
 
     def envelope(self, down: Tensors) -> Envelope:
-        """With what the server sends."""
+        """Pack it with the tensors that the server sends."""
         return Envelope(asdict(self) | {"classes": list(self.classes)}, encode(down))
 
     @classmethod
@@ -65,12 +65,12 @@ class Card:
     """Of pfedseq."""
 
     def envelope(self, reply: Reply) -> Envelope:
-        """With what the client replies."""
+        """Pack it with the client's reply."""
         return Envelope(asdict(self), encode(reply.tensors, reply.metrics))
 
 
 def read_reply(envelope: Envelope, device: torch.device | None) -> tuple[Reply, Card]:
-    """What `Card.envelope` gave."""
+    """Read what `Card.envelope` packed."""
     try:
         card = Card(**envelope.fields)
     except TypeError as problem:

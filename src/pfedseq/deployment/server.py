@@ -113,7 +113,7 @@ def serve(grid: Any, out: Path, config: Path | None, tell: Tell, pause: float = 
     if folder.config.exists():
         checked = load_config(folder.config)
     elif config is None:
-        raise InputError(f'{out} holds no run to go on with: give config="FILE.toml" as well')
+        raise InputError(f'{out} holds no run to continue: give config="FILE.toml" as well')
     else:
         checked = load_config(config).sized()
         RunFolder.check_vacant(out)

@@ -87,17 +87,17 @@ class CohortTask:
 
     @property
     def initial(self) -> Params:
-        """φ^0."""
+        """φ^0, the same at every client."""
         return self.task.initial
 
     @property
     def round(self) -> int:
-        """t."""
+        """t, the round that the task is bound to."""
         return self.task.round
 
     @property
     def num_examples(self) -> int:
-        """|D_i|."""
+        """|D_i|, the number of training examples."""
         return self.task.num_examples
 
     @property
@@ -116,19 +116,19 @@ class CohortTask:
         return self.task.label_counts
 
     def hello(self) -> Hello:
-        """The task's own."""
+        """Return the task's hello."""
         return self.task.hello()
 
     def save(self, phi: Params) -> None:
-        """The task's own."""
+        """Save φ as the task does."""
         self.task.save(phi)
 
     def batches(self, epochs: int) -> Iterator[Batch]:
-        """The task's own."""
+        """Yield the task's minibatches."""
         return self.task.batches(epochs)
 
     def sketches(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The task's own."""
+        """Return the task's sketches of a batch."""
         return self.task.sketches(batch)
 
     def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:

@@ -1,7 +1,7 @@
 """The intake: what clients send is metered, unpacked and screened before the server sees it.
 
 It is the one way from an engine to a server's mathematics, for training and for evaluation alike.
-The round goes on as if a client whose reply is refused were absent.
+The round continues as if a client whose reply is refused were absent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Intake:
 
     @property
     def ids(self) -> Sequence[int]:
-        """All places."""
+        """Places of all clients, 0 … N − 1."""
         return range(len(self.roster.numbers))
 
     def members(self, t: int, before: Sequence[int]) -> Sequence[int]:

@@ -61,7 +61,7 @@ class LocalClients:
 
     @property
     def ids(self) -> Sequence[int]:
-        """All of them."""
+        """Numbers of all clients."""
         return range(len(self.sites))
 
     def members(self, t: int, before: Sequence[int]) -> Sequence[int]:

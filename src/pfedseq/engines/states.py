@@ -21,11 +21,11 @@ class ClientStates(Protocol):
         """A dict of one's own: what is changed in it counts once it is put."""
 
     def put(self, i: int, state: Tensors) -> None:
-        """Client i remembers this now."""
+        """Store the state of client i."""
 
 
 class MemoryStates:
-    """All memories in this process."""
+    """Clients' states in this process's memory."""
 
     def __init__(self) -> None:
         self._states: dict[int, Tensors] = {}
@@ -35,7 +35,7 @@ class MemoryStates:
         return dict(self._states.get(i, {}))
 
     def put(self, i: int, state: Tensors) -> None:
-        """Keep it."""
+        """Store the state of client i."""
         if state or i in self._states:
             self._states[i] = dict(state)
 
@@ -90,7 +90,7 @@ class TrackedStates:
         self.changed: set[int] = set()
 
     def get(self, i: int) -> Tensors:
-        """The other's."""
+        """Return the client's state from the wrapped store."""
         return self._states.get(i)
 
     def put(self, i: int, state: Tensors) -> None:

@@ -162,7 +162,7 @@ EXPERIMENTS = {
         Experiment("curves", "Learning curves", "curves", ALL, _methods),
         Experiment(
             "partitions",
-            "Who holds what: classes × clients",
+            "Data distribution: classes × clients",
             "partitions",
             ("cifar100", "tiny_imagenet"),
             lambda config, choice: [],

@@ -137,7 +137,7 @@ class ComparisonRow:
     """By measure: over the test examples of all clients together, where that is to be had."""
 
     def to_json(self) -> dict[str, Any]:
-        """One object."""
+        """The row as one JSON object."""
         values = {key: None if v is None else vars(v) for key, v in self.values.items()}
         return {
             **values,
@@ -180,7 +180,7 @@ class Comparison:
         }
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the comparison as JSON."""
         write_atomically(path, json.dumps(self.to_json(), indent=2) + "\n")
 
 

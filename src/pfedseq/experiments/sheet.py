@@ -87,11 +87,11 @@ class Sheet:
 
     @property
     def scenarios(self) -> list[Scenario]:
-        """Each once."""
+        """Scenarios of the sheet, each once."""
         return list(dict.fromkeys(column.scenario for column in self.columns))
 
     def shown(self) -> list[Column]:
-        """The columns for people."""
+        """Columns that are printed."""
         return [column for column in self.columns if column.measure.shown]
 
     def column(self, scenario: Scenario, key: str) -> Column:

@@ -41,7 +41,7 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """Its folder: `ditto/proximal_weight=0.1`."""
+        """Name of the trial's folder, such as `ditto/proximal_weight=0.1`."""
         return f"{self.method}/{','.join(f'{k}={v:g}' for k, v in self.values.items())}"
 
 

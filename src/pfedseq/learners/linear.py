@@ -33,11 +33,11 @@ class LinearLearner(nn.Module):
         return calibrations
 
     def output_weights(self) -> list[nn.Parameter]:
-        """All there is."""
+        """The one weight matrix of each layer."""
         return [self.weight]
 
     def sizes(self) -> Sizes:
-        """Clients alone."""
+        """Sizes of the axes that depend on the number of clients."""
         return {"client": self.num_clients}
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:

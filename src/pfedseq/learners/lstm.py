@@ -70,7 +70,7 @@ class LSTMLearner(nn.Module):
         return list(self.projections.parameters())
 
     def sizes(self) -> Sizes:
-        """Clients and hidden units."""
+        """Sizes of the axes that depend on the number of clients: clients and hidden units."""
         return {"client": self.num_clients, "hidden": self.hidden}
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:

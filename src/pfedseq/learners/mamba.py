@@ -198,7 +198,7 @@ class MambaLearner(nn.Module):
         return {"client": self.num_clients, "hidden": hidden, "rank": rank}
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """As `BlockWeights` has them."""
+        """Axes of the parameters, in the order of `BlockWeights`."""
         client: Axis = ("client",)
         hidden: Axis = ("hidden",)
         rank: Axis = ("rank",)

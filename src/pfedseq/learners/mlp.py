@@ -79,7 +79,7 @@ class MLPLearner(nn.Module):
         return run_layerwise(window, networks, row_bytes)
 
     def output_weights(self) -> list[nn.Parameter]:
-        """The last layers."""
+        """Weights of the last layers."""
         return [p for network in self.networks for p in list(network.parameters())[-2:]]
 
     def sizes(self) -> Sizes:

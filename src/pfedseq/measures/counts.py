@@ -53,7 +53,7 @@ class Predictions:
 
     @property
     def num_classes(self) -> int:
-        """C."""
+        """C, the number of classes."""
         return self.logits.shape[1]
 
 
@@ -87,7 +87,7 @@ class Counts:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """As they are sent."""
+        """The counts as tensors of a message."""
         return {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
 
     @classmethod
@@ -125,12 +125,12 @@ class Counts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """One object of lists."""
+        """The counts as a JSON object of lists."""
         return {name: getattr(self, name).tolist() for name in _ARRAYS}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], num_classes: int) -> Counts:
-        """What `to_json` gave."""
+        """Read what `to_json` wrote."""
         return cls(
             np.array(values["confusion"], dtype=np.int64).reshape(-1, 3),
             np.array(values["reliability"], dtype=np.int64),

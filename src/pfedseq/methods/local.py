@@ -15,11 +15,11 @@ class LocalServer(Server):
     """A server with nothing to say."""
 
     def payload(self, i: int) -> Tensors:
-        """Nothing."""
+        """Send nothing."""
         return {}
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
-        """Nothing to take in."""
+        """Take in nothing."""
 
 
 class LocalClient(Client):

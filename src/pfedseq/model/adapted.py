@@ -166,7 +166,7 @@ class AdaptedModel:
         return lambda inputs: functional_call(self._skeleton("plain"), weights, (inputs,))
 
     def _rounded_features(self, adapter: Tensor, inputs: Tensor) -> Tensor:
-        """Of a cohort of one."""
+        """Features of one client's batch, with rounded products."""
         assert self.stacked is not None
         return self.stacked.features(adapter.unsqueeze(0), inputs, [len(inputs)])
 

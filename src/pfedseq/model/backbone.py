@@ -121,7 +121,7 @@ class Backbone:
         self.family.check(adapter, self.name)
 
     def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
-        """Cut below layer `first`."""
+        """The encoder in two towers, cut below layer `first`."""
         return self.family.towers(self.model, self.num_layers, first, inject, self._part)
 
     def stacked(

@@ -34,12 +34,12 @@ class AdapterLayout:
 
     @property
     def num_layers(self) -> int:
-        """K."""
+        """K, the number of adapted layers."""
         return len(self.layers)
 
     @property
     def adapter_dim(self) -> int:
-        """D."""
+        """D, the number of adapter parameters in a layer."""
         return sum(prod(shape) for _, shape in self.weights)
 
     @classmethod

@@ -33,7 +33,7 @@ class Examples(Protocol):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """C of them."""
+        """Names of the C classes."""
 
     def inputs(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """(B, …): what the adapted model starts from."""
@@ -89,7 +89,7 @@ class ExampleTask:
 
     @property
     def initial(self) -> Params:
-        """φ^0."""
+        """φ^0, the same at every client."""
         return self.model.initial
 
     @property
@@ -199,7 +199,7 @@ class ExampleTask:
         return self._read[1], self._read[2]
 
     def labels(self, batch: Batch) -> Tensor:
-        """Those of a batch (B,)."""
+        """Labels of a batch (B,)."""
         return self.source.labels(self.data.train[batch.numpy()])
 
     def train_features(self, adapter: Tensor) -> Tensor:

@@ -76,12 +76,12 @@ class TextEncoder:
 
     @property
     def feature_dim(self) -> int:
-        """F."""
+        """F, the length of a feature."""
         return self.family.feature_dim(self.config)
 
     @property
     def num_layers(self) -> int:
-        """K."""
+        """K, the number of layers."""
         return self.family.depth(self.config)
 
     @property
@@ -103,7 +103,7 @@ class TextEncoder:
         self.family.check(adapter, self.name)
 
     def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
-        """Cut below layer `first`."""
+        """The encoder in two towers, cut below layer `first`."""
         return self.family.towers(self.model, self.num_layers, first, inject, self._part)
 
     def stacked(

@@ -245,12 +245,12 @@ def print_results(summary: RunSummary, folder: Path) -> None:
         "summary.json": "these tables and more",
         "metrics.jsonl": "every round, every client",
         "curves.png": "learning curves",
-        "clients.png": "who holds what",
+        "clients.png": "data distribution per client",
         "assessments": "each client's measures and confusions with the model it keeps",
         "adapters": "each client's PEFT adapter and head",
         "config.toml": "the run, every option written out",
     }
-    # Of a federation, the adapters and who holds what are at the sites.
+    # In a federation, the adapters and the data distribution are at the sites.
     _print_files(folder, {name: what for name, what in files.items() if (folder / name).exists()})
 
 

@@ -29,7 +29,7 @@ class Tracker(Protocol):
         """One round's numbers."""
 
     def close(self) -> None:
-        """No more will come."""
+        """End tracking."""
 
 
 class TensorBoardTracker:
@@ -98,7 +98,7 @@ TRACKERS: dict[str, Callable[[Config, Path], Tracker]] = {
 
 
 class Tracking:
-    """Sends each record on; a tracker that fails is told of once, and the run goes on."""
+    """Passes each record on; a tracker that fails is reported once, and the run continues."""
 
     def __init__(self, tracker: Tracker, tell: Callable[[str], None]) -> None:
         self._tracker, self._tell, self._works = tracker, tell, True
@@ -110,7 +110,7 @@ class Tracking:
         )
 
     def close(self) -> None:
-        """No more will come."""
+        """End tracking."""
         self._guarded(self._tracker.close)
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -121,8 +121,8 @@ class Tracking:
         except Exception as problem:  # anything: a server that is away must not end a run
             self._works = False
             self._tell(
-                f"tracking has stopped ({type(problem).__name__}: {problem}); the run goes on, and "
-                "metrics.jsonl has every round"
+                f"tracking has stopped ({type(problem).__name__}: {problem}); the run continues, "
+                "and metrics.jsonl has every round"
             )
 
 

@@ -69,7 +69,7 @@ class RunFolder:
             raise InputError(f"cannot write to {path}: {nearest} is not a folder one may write to")
 
     def check_options(self, wanted: Config) -> None:
-        """Refuse to go on with a run that was begun with other options."""
+        """Refuse to continue a run that was begun with other options."""
         if not self.config.exists():
             return
         saved, asked = load_config(self.config), wanted.model
@@ -124,7 +124,7 @@ class RunFolder:
             ) from None
 
     def keep_data(self, record: DataRecord) -> None:
-        """Write down which data the run is made on, or refuse to go on with other data."""
+        """Record the data that the run uses, or refuse to continue with other data."""
         if (then := self.read_data()) is None:
             write_atomically(self.partition, _json(record))
         elif changed := data_records.difference(then, record):

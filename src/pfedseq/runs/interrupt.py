@@ -21,7 +21,7 @@ class Interruption:
         self._tell = tell
 
     def pressed(self, number: int, frame: FrameType | None) -> None:
-        """The signal's handler."""
+        """Handle SIGINT: ask for a stop, or stop at once the second time."""
         if self.wanted:
             raise StopAtOnce
         self.wanted = True

@@ -49,7 +49,7 @@ class RoundRecord:
     """The clients that left for good before it."""
 
     def to_json(self) -> dict[str, Any]:
-        """One flat object."""
+        """The record as one flat JSON object."""
         scores = self.scores.to_json() if self.scores is not None else {}
         about = {"method": self.method, "round": self.round}
         attendance = {"answered": self.answered}
@@ -110,7 +110,7 @@ class MethodSummary:
 
     @property
     def measure(self) -> Measure:
-        """The headline."""
+        """The measure that the run's headline names."""
         return self.scores.measure
 
     @property

@@ -110,7 +110,7 @@ def run_methods(
         except WriteError as problem:
             raise WriteError(
                 f"{problem}; nothing that was done is lost: once that is mended, "
-                f"`pfedseq resume {folder.path}` goes on"
+                f"`pfedseq resume {folder.path}` continues it"
             ) from None
 
 
@@ -119,7 +119,7 @@ class Stage(Protocol):
 
     @property
     def config(self) -> Config:
-        """The run's."""
+        """Config of the run."""
 
     @property
     def names(self) -> list[str]:

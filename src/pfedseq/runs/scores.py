@@ -76,7 +76,7 @@ class Scores:
 
     @cached_property
     def measure(self) -> Measure:
-        """The headline's."""
+        """The measure that the headline names."""
         return find_measure(self.headline)
 
     def examples(self, split: EvaluationSplit) -> tuple[int, ...]:
@@ -262,7 +262,7 @@ class Assessment:
         return {name: value for name, value in found.items() if value is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """One object."""
+        """The scores as one JSON object."""
         classes = next((one.num_classes for one in self.counts.values()), 0)
         return {
             "round": self.round,

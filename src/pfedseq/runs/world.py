@@ -74,7 +74,7 @@ class World:
 
     @property
     def model(self) -> AdaptedModel:
-        """What clients share."""
+        """The adapted model that all clients share."""
         return self.workload.model
 
     @property

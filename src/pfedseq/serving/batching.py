@@ -45,7 +45,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue, about."""
+        """Approximate number of requests in the queue."""
         return self._queue.qsize()
 
     def ask(self, rows: Sequence[int], example: NDArray[Any]) -> Future[Tensor]:
@@ -58,7 +58,7 @@ class Batcher:
         return request.answer
 
     def close(self) -> None:
-        """Answer what waits, then end."""
+        """Answer the waiting requests, then stop."""
         self._queue.put(None)
         self._thread.join()
 

@@ -16,7 +16,7 @@ from pfedseq.workloads.personal import PersonalModel, read_about
 
 @dataclass(frozen=True)
 class Place:
-    """Where one client's model lies."""
+    """Location of one client's model."""
 
     client: str
     folder: Path

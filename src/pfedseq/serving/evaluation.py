@@ -69,7 +69,7 @@ class OwnTestData:
     def __init__(self, run: Path) -> None:
         folder = RunFolder(run)
         if not folder.config.exists():
-            raise InputError(f"{run} is no run with test data of its own: name some with --data")
+            raise InputError(f"{run} has no test data of its own: give some with --data")
         config = read_config(folder.config)
         self.data = load_data(config.data, config.run.seed)
         then = folder.read_data()

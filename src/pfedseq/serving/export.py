@@ -37,7 +37,7 @@ def export_models(
     folders = [to / models.places[index].folder.name for index in chosen]
     for folder in folders:
         if folder.exists():
-            raise InputError(f"{folder} is there already: delete it, or choose another --to")
+            raise InputError(f"{folder} already exists: delete it, or choose another --to")
     shared = to / _backbone_name(models)
     for done, (index, folder) in enumerate(zip(chosen, folders, strict=True)):
         personal = models.load(index)

@@ -77,9 +77,9 @@ class Moments:
         self.tensors: dict[str, Tensor] = {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """State to be written to a checkpoint."""
         return dict(self.tensors)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Out of a checkpoint."""
+        """Restore the state from a checkpoint."""
         self.tensors = dict(state)

@@ -31,7 +31,7 @@ class Labelled(Protocol):
         """(n,) in the numbering of `class_names`; refuses classes that are not among them."""
 
     def read(self) -> Iterator[Raw]:
-        """Each example, in order."""
+        """Read the examples in order."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Asked(Protocol):
         """Whether a loaded backbone is the one that is meant."""
 
     def load(self) -> Encoder:
-        """The backbone itself."""
+        """Load the backbone."""
 
     def completed(self, config: Config) -> Asked:
         """The same with the config's options where the folder says nothing."""

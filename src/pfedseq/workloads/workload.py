@@ -105,7 +105,7 @@ class Workload(ABC):
 
     @property
     def sketch_shape(self) -> tuple[int, ...]:
-        """Of one example in `Task.sketches`."""
+        """Shape of one example in `Task.sketches`."""
         return (3, 32, 32)
 
     def facts(self) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class ImagePart(Part):
         self.model, self.num_layers, self.options, self.pool = model, num_layers, options, pool
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """As transformers calls it."""
+        """Compute with the signature that transformers calls."""
         outputs = self.model(pixel_values=inputs)
         pooled: Tensor = outputs.last_hidden_state if self.pool is None else self.pool(outputs)
         return pooled

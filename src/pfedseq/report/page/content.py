@@ -58,7 +58,7 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """The run's."""
+        """Seed of the run."""
         return self.config.run.seed
 
     @property

@@ -97,11 +97,11 @@ class ImageKind:
         return _backbone(encoder).as_published
 
     def write_backbone(self, encoder: Encoder, folder: Path) -> None:
-        """With its image processor."""
+        """Write the backbone with its image processor."""
         published.write_backbone(_backbone(encoder), folder)
 
     def same_backbone(self, encoder: Encoder, folder: Path) -> bool:
-        """The same weights and heads."""
+        """Whether two backbones have the same weights and number of heads."""
         one, other = _backbone(encoder).model, load_backbone(str(folder)).model
         mine, theirs = one.state_dict(), other.state_dict()
         return (
@@ -111,16 +111,16 @@ class ImageKind:
         )
 
     def check_onnx(self) -> None:
-        """Nothing to refuse."""
+        """Accept every image model."""
 
     def write_merged(self, personal: PersonalModel, folder: Path) -> None:
-        """A `ViTForImageClassification`."""
+        """Write a `ViTForImageClassification` with the adapter merged in."""
         published.write_merged(personal, folder)
 
     def card(
         self, personal: PersonalModel, backbone: str, class_names: str, folder: str
     ) -> ExportCard:
-        """For a ViT."""
+        """Text of the model card for a ViT."""
         code = _USE.format(folder=folder, backbone=backbone, class_names=class_names)
         return ExportCard(
             "image-classification", ("vit",), "a frozen Vision Transformer", code, "photo.png"
@@ -147,7 +147,7 @@ class LabelledImages:
         return numbers[self.source.labels]
 
     def read(self) -> Iterator[Raw]:
-        """Each image, in order."""
+        """Read the images in order."""
         for block in self.source.blocks:
             yield from block.read()
 

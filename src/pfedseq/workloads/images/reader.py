@@ -52,7 +52,7 @@ class ImageReader:
         write_processor(folder, self.encoder)
 
     def about(self) -> dict[str, Any]:
-        """The window."""
+        """The intensity window, for `personal_model.json`."""
         return {"window": self.window}
 
     def backbone(self, base: str | None) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class AskedBackbone:
         )
 
     def load(self) -> Backbone:
-        """The backbone itself."""
+        """Load the backbone."""
         return load_backbone(
             self.name, self.image_size, self.mean, self.std, num_heads=self.num_heads
         )

@@ -40,7 +40,7 @@ class ImageSource:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """C of them."""
+        """Names of the C classes."""
         return self.images.class_names
 
     def inputs(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]

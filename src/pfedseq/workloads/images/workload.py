@@ -39,7 +39,7 @@ class ImageWorkload(Workload):
 
     @classmethod
     def agreed(cls, data: DataConfig) -> dict[str, Any]:
-        """The size of images."""
+        """Image size that all sites share."""
         return {"image_size": data.side}
 
     @classmethod
@@ -67,7 +67,7 @@ class ImageWorkload(Workload):
         return (self.backbone.note,) if self.backbone.note else ()
 
     def facts(self) -> dict[str, Any]:
-        """The normalisation of inputs."""
+        """Normalisation of the inputs, which a checkpoint must agree with."""
         return {"mean": self.backbone.mean, "std": self.backbone.std}
 
     def examples(self, data: FederatedData, report: Report | None = None) -> ImageSource:

@@ -114,15 +114,15 @@ class TextKind:
         return not Path(encoder.name).exists()
 
     def write_backbone(self, encoder: Encoder, folder: Path) -> None:
-        """With its tokenizer."""
+        """Write the backbone with its tokenizer."""
         published.write_backbone(_encoder(encoder), folder)
 
     def same_backbone(self, encoder: Encoder, folder: Path) -> bool:
-        """The same weights."""
+        """Whether two backbones have the same weights."""
         return published.same_backbone(_encoder(encoder), folder)
 
     def check_onnx(self) -> None:
-        """ONNX files are for images."""
+        """Refuse: ONNX files are for images."""
         raise InputError("--onnx is for images: leave it out")
 
     def write_merged(self, personal: PersonalModel, folder: Path) -> None:
@@ -166,7 +166,7 @@ class LabelledTexts:
         return numbers[self.texts.labels]
 
     def read(self) -> Iterator[Raw]:
-        """Each text, in order."""
+        """Read the texts in order."""
         for number, text in enumerate(self.texts.texts, 1):
             yield f"text {number} of {self.path}", text
 

@@ -57,7 +57,7 @@ class TextReader:
         return {"unit": self.unit, "max_tokens": self.max_tokens, "pooling": pooling}
 
     def backbone(self, base: str | None) -> dict[str, Any]:
-        """Its name."""
+        """Name of the backbone."""
         return {"name": base or self.encoder.name}
 
 
@@ -78,7 +78,7 @@ class AskedTextEncoder:
         )
 
     def load(self) -> TextEncoder:
-        """The encoder itself."""
+        """Load the encoder."""
         return load_text_encoder(self.name, self.pooling)
 
     def completed(self, config: Config) -> AskedTextEncoder:

@@ -53,7 +53,7 @@ class TextSource:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """C of them."""
+        """Names of the C classes."""
         return () if self.texts is None else self.texts.class_names
 
     def inputs(self, indices: NDArray[np.int64]) -> Tensor:

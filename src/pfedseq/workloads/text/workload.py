@@ -62,7 +62,7 @@ class TextWorkload(Workload):
         return (self.encoder.embedding_dim,)
 
     def facts(self) -> dict[str, Any]:
-        """How tokens become a feature."""
+        """How tokens become a feature, which a checkpoint must agree with."""
         return {"pooling": self.encoder.pooling}
 
     def examples(self, data: FederatedData, report: Report | None = None) -> TextSource:
@@ -96,5 +96,5 @@ class TextWorkload(Workload):
         return AuxiliaryExamples(self.model, read, len(tokens), seed, threads)
 
     def reader(self, examples: ExampleSet) -> TextReader:
-        """Cuts texts as in training."""
+        """A reader that truncates texts as in training."""
         return TextReader(self.encoder, self.config.data.max_tokens)

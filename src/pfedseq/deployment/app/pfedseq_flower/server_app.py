@@ -10,7 +10,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run, or go on with, what the run config names."""
+    """Run, or continue, what the run config names."""
     from pfedseq.deployment.server import serve
 
     config, out = (str(context.run_config[key]) for key in ("config", "out"))

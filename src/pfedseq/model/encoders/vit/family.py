@@ -29,7 +29,7 @@ class VitFamily(Family):
         inject: Callable[[nn.Module], None],
         part: Callable[[nn.Module, int, bool], Part],
     ) -> Towers:
-        """Cut below layer `first`."""
+        """The encoder in two towers, cut below layer `first`."""
         plain = same_weights(model)
         keep_class_token_only(plain)
         adapted = same_weights(plain)
