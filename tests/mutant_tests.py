@@ -34,6 +34,8 @@ TESTS = {
     "learners/test_resizing learners/test_mamba_paths",
     "learners/selective_scan.py": "learners/test_selective_scan learners/test_mamba",
     "learners/*.py": "learners/test_architectures learners/test_resizing methods/test_pfedseq",
+    "deployment/ledger.py": "deployment/test_memories",
+    "deployment/audit.py": "deployment/test_memories",
     "deployment/node.py": "deployment/test_node",
     "deployment/site*.py": f"deployment/test_site {_FLOWER}",
     "deployment/status.py": "deployment/test_server cli/test_flower",

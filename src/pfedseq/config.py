@@ -227,6 +227,9 @@ class FlowerConfig(BaseConfig):
         description="where sites' own data have other classes: refuse them, or tell apart all "
         "classes that any site has, by name",
     )
+    max_reply_mb: float = Field(
+        64, gt=0, description="a site's reply of more megabytes is refused before it is unpacked"
+    )
     newcomers: bool = Field(
         True, description="let in sites that come once round 1 has begun, with the next round"
     )

@@ -10,12 +10,18 @@ from typing import IO, Any
 from pfedseq.errors import InputError, WriteError
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write under a temporary name beside `path`, flush to disk, then rename."""
+def write_atomically(path: Path, content: bytes | str, private: bool = False) -> None:
+    """Write under a temporary name beside `path`, flush to disk, then rename.
+
+    A `private` file is its owner's alone from the first moment, in a folder that is, too, where
+    that has to be made.
+    """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
+        if private:
+            temporary.touch(mode=0o600)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()

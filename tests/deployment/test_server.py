@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from pfedseq.cli import app
 from pfedseq.config import dump_config, make_config
 from pfedseq.data.record import train_count
 from pfedseq.deployment.clients import Guest, Node, Roll
+from pfedseq.deployment.ledger import Ledger
 from pfedseq.deployment.messages import Card
 from pfedseq.deployment.server import (
     Federation,
@@ -32,6 +34,7 @@ from pfedseq.deployment.site_config import SiteConfig
 from pfedseq.deployment.status import StatusFile
 from pfedseq.errors import InputError
 from pfedseq.federation import Hello, Setup
+from pfedseq.files import refusing_company
 from pfedseq.params import Params
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.identity import difference
@@ -308,7 +311,7 @@ def test_another_pfedseq_is_refused(monkeypatch):
         check_equipment([guest("xy"), newer], "weights")
 
 
-def test_a_method_starts_with_what_the_sites_have_said():
+def test_a_method_starts_with_what_the_sites_have_said(tmp_path):
     """With a checkpoint every three rounds, sites keep the memory of the one before the last."""
     values = {"run": {"rounds": 9, "seed": 5, "checkpoint_every": 3}, "methods": {}}
     conditions = {"aggregation": "trimmed_mean", "trim": 0.2}
@@ -319,15 +322,16 @@ def test_a_method_starts_with_what_the_sites_have_said():
     start = Params(torch.zeros(2, 5), torch.zeros(3))
     roll = Roll(InProcessGrid([]), request("local"), 0.0, {"a": Hello(5, 2, 3, ("x", "y"))})
     model = SimpleNamespace(initial=start, device=torch.device("cpu"))
-    federation = Federation(
-        config, "r", roll, roll.members, ("x", "y"), SimpleNamespace(model=model)
+    ledger, workload = (
+        Ledger(tmp_path, False),
+        SimpleNamespace(model=model, sketch_shape=(3, 32, 32)),
     )
-    server, clients = federation.start("ditto", None, ())
+    federation = Federation(config, ledger, roll, roll.members, ("x", "y"), workload)
+    server, flower = federation.start("ditto", None, ())
     expected = Setup(start, (5,), 9, 5, 2, aggregation="trimmed_mean", trim=0.2)
     assert server.setup == expected
     assert server.config == config.method_config("ditto")
-    assert (clients.config, clients.seed) == (config.federation, 5)
-    flower = clients.clients
+    assert (flower.ledger, flower.max_reply_bytes) == (ledger, 64e6)
     assert (flower.request.method, flower.request.classes) == ("ditto", ("x", "y"))
     assert (flower.seconds, flower.device) == (7, model.device)
     assert [flower.kept_at(t) for t in range(1, 12)] == [0] * 6 + [3] * 3 + [6] * 2
@@ -337,12 +341,33 @@ def test_a_method_starts_with_what_the_sites_have_said():
     assert made["config key methods.ditto.lr"] == server.config.lr
 
 
-def test_private_updates_are_not_for_real_sites(config, tmp_path):
-    config.write_text(dump_config(load_config(config, ["privacy.noise=1.0"])))
-    with pytest.raises(InputError, match="is simulated in one process only"):
-        serve_here([], tmp_path / "out", config)
-    status = StatusFile(tmp_path / "out").read()
-    assert (status["state"], "simulated" in status["sentence"]) == ("failed", True)
+def test_an_edited_config_is_not_ignored_and_a_second_server_changes_no_status(config, tmp_path):
+    out = tmp_path / "out"
+    serve_here(digits_sites(tmp_path), out, config)
+    before = StatusFile(out).read()
+    config.write_text(dump_config(load_config(config, ["run.rounds=9"])))
+    with pytest.raises(InputError, match=r"holds a run with other options \(run\.rounds was"):
+        serve_here([], out, config)
+    with refusing_company(out), pytest.raises(InputError, match="another process is working"):
+        serve_here([], out, None)
+    assert StatusFile(out).read() == before, "that of the run that lives"
+
+
+def test_a_site_that_comes_back_with_another_backbone_is_not_taken_back():
+    def check(guest):
+        check_equipment([guest], "weights")
+
+    said = []
+    member = Hello(5, 2, 3, ("x",))
+    roll = Roll(InProcessGrid([]), request("local"), 0.0, {"a": member})
+    roll.note = lambda event, site, **more: said.append((event, site))
+    roll.check = check
+    for starts, backbone in ((1, "weights"), (2, "others"), (3, "weights")):
+        node = Node(7, f"{starts:03d}", "")
+        roll._welcome(Guest(node, Card("a", "f", backbone, version("pfedseq")), member), {node})
+        assert ("a" in roll.guests) == (backbone == "weights")
+        assert ("a" in roll.problems) == (backbone != "weights")
+    assert said == [("joined", "a"), ("refused", "a"), ("joined", "a")]
 
 
 def test_a_site_with_another_backbone_is_refused(config, tmp_path):
@@ -368,16 +393,15 @@ def test_a_site_says_what_its_node_config_lacks(node, sentence):
 
 
 def test_a_site_is_what_its_node_config_says():
-    own = {"name": "a", "data": "d", "state": "s", "backbone": "b", "device": "cpu", "warm": 5}
-    assert SiteConfig.read(own, {}) == SiteConfig("a", Path("s"), None, Path("d"), "b", "cpu", 5.0)
+    own = {"name": "a", "data": "d", "state": "s", "backbone": "b", "device": "cpu"}
+    assert SiteConfig.read(own, {}) == SiteConfig("a", Path("s"), None, Path("d"), "b", "cpu")
     part = SiteConfig.read({"partition-id": 2, "state": "~/s"}, {})
-    assert part == SiteConfig("2", Path.home() / "s", 2, None, None, None, 600.0)
+    assert part == SiteConfig("2", Path.home() / "s", 2, None, None, None)
 
 
 def test_only_a_simulated_site_takes_its_folder_from_the_run():
     simulated = SiteConfig.read({"partition-id": 3, "num-partitions": 5}, {"sites": "/s"})
     assert str(simulated.folder) == "/s/site_3"
-    assert simulated.warm == 0
 
 
 def test_a_partition_that_is_not_there(config, tmp_path):

@@ -116,10 +116,10 @@ def test_the_data_are_written_down_once_and_compared_then(folder):
 def test_the_summary_is_that_of_the_lines(folder):
     folder.keep_data(DATA)
     folder.append(record("pfedseq", 1, 0.4))
-    written = folder.write_summary(epsilon=2.5)
+    written = folder.write_summary(epsilon={"method": 2.5})
     assert folder.read_summary() == written
     assert written.clients == ("Zoë", "ben")
-    assert written.epsilon == 2.5
+    assert written.epsilon == {"method": 2.5}
     assert {name: method.rounds for name, method in written.methods.items()} == {
         "local": 2,
         "fedavg": 1,

@@ -228,9 +228,9 @@ def test_resuming_tells_of_the_rounds_that_were_left(tmp_path):
 
 
 def test_what_private_updates_guarantee_is_in_the_summary(play, monkeypatch):
-    """That of all the rounds."""
-    monkeypatch.setattr(PrivacyConfig, "epsilon", lambda self, rounds: rounds / 4)
-    assert play("private").read_summary().epsilon == ROUNDS / 4
+    """That of all the rounds of a method, and of all methods."""
+    monkeypatch.setattr(PrivacyConfig, "spent", lambda self, rounds, methods: {"x": rounds / 4})
+    assert play("private").read_summary().epsilon == {"x": ROUNDS / 4}
 
 
 def test_a_run_with_memories_on_disk_is_the_same_run(tmp_path):

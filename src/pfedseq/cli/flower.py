@@ -6,16 +6,19 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pfedseq.cli.options import EXIT_INTERRUPTED, ConfigName, Overrides, Rounds, assignments
 from pfedseq.errors import InputError
+
+if TYPE_CHECKING:
+    from pfedseq.deployment.status import StatusFile
 
 app = typer.Typer(
     help="Run across machines with Flower; `up`, `run`, `status` and `down` try it on this one.",
@@ -30,6 +33,9 @@ Methods = Annotated[
 ]
 DEFAULT_FOLDER = Path("federation")
 WATCH_SECONDS = 1.0
+NEW_ATTEMPT_SECONDS = 30.0
+"""How long an attempt that has ended is not taken for the last word."""
+AGAIN = "submit it again without a config to continue: flwr run APP LINK --run-config 'out=\"…\"'"
 TELL_SECONDS = 20.0
 """After which, and how often, it is said what a run that has not begun is waited for."""
 
@@ -164,16 +170,24 @@ def run(
 def resume(
     out: Annotated[Path, typer.Argument(help="Results folder of an interrupted run.")],
     folder: Folder = DEFAULT_FOLDER,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(help="Site that may continue although its memory is lost; repeatable."),
+    ] = None,
 ) -> None:
     """Continue a federation's run from its last checkpoint with the sites that are online.
 
-    Example: `pfedseq flower resume runs/demo-20250101-120000`
+    Examples:
+
+    - `pfedseq flower resume runs/demo-20250101-120000`
+
+    - `pfedseq flower resume runs/demo-20250101-120000 --accept site-1`
     """
     from pfedseq.deployment.loopback import Loopback
 
     if not (out / "config.toml").exists():
         raise InputError(f"{out} is not a run: it has no config.toml")
-    _submit(Loopback(folder), out.absolute(), None)
+    _submit(Loopback(folder), out.absolute(), None, accept or [])
 
 
 @app.command()
@@ -182,12 +196,34 @@ def watch(
 ) -> None:
     """Watch a federation's run on the SuperLink's machine until it ends.
 
+    If the last attempt has ended, a new one is waited for a while.
+
     Example: `pfedseq flower watch results`
     """
+    from pfedseq.deployment.status import StatusFile
+
     try:
-        _watch(out.absolute(), 0.0, lambda: None)
+        _watch(out.absolute(), _since(StatusFile(out)), lambda: None, AGAIN)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+@app.command()
+def log(
+    out: Annotated[Path, typer.Argument(help="Results folder of a federation's run.")],
+    site: Annotated[str | None, typer.Option(help="Show this site alone.")] = None,
+) -> None:
+    """Show who joined, answered, was silent or was refused, and when.
+
+    Example: `pfedseq flower log results --site clinic-a`
+    """
+    from pfedseq.deployment.audit import Audit
+
+    for event in Audit(out).events():
+        if site in (None, event["site"]):
+            rest = {k: v for k, v in event.items() if k not in ("at", "event", "site")}
+            more = " ".join(f"{key}={value}" for key, value in rest.items())
+            print(f"{event['at']}  {event['event']:9} {event['site']:14} {more}")
 
 
 @app.command()
@@ -321,24 +357,45 @@ def proxy(
     print(f"{path}: start it with nginx -c {path}")
 
 
-def _submit(federation: Any, out: Path, config: Path | None) -> None:
+def _submit(federation: Any, out: Path, config: Path | None, accept: Sequence[str] = ()) -> None:
     """Hand the run to Flower, and watch it: only what our own server writes says how it ended."""
     from pfedseq.deployment.loopback import CONNECTION
 
     asked = time.time()
     values = {"out": str(out)} | ({"config": str(config)} if config else {})
+    values |= {"accept": ",".join(accept)} if accept else {}
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
     printed = federation.flwr("run", str(federation.app), CONNECTION, "--run-config", text)
     federation.remember_run(out)
     number = re.search(r"started run (\d+)", printed)
     try:
-        _watch(out, asked, lambda: federation.fate(number[1]) if number else None)
+        here = f"`pfedseq flower resume {out}` continues it"
+        _watch(out, asked, lambda: federation.fate(number[1]) if number else None, here)
     except KeyboardInterrupt:
         print(f"pfedseq: the run continues: see pfedseq flower status and {out}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _watch(out: Path, asked: float, fate: Callable[[], str | None]) -> None:
+def _since(file: StatusFile) -> float:
+    """From when a word of the server counts: a little later, where the last attempt has ended."""
+    how = file.read()
+    ended = how.get("sentence") if how.get("state") == "failed" else _ended(how)
+    if not ended:
+        return 0.0
+    print(
+        f"pfedseq: the last attempt has ended ({ended}); waiting {NEW_ATTEMPT_SECONDS:g} s for a "
+        "new one",
+        file=sys.stderr,
+    )
+    deadline = time.monotonic() + NEW_ATTEMPT_SECONDS
+    while time.monotonic() < deadline:
+        if file.read().get("at") != how.get("at"):
+            break
+        time.sleep(WATCH_SECONDS)
+    return 0.0
+
+
+def _watch(out: Path, asked: float, fate: Callable[[], str | None], again: str = "") -> None:
     """Show how a run stands from `asked` on; `fate` says why one that has not begun never will."""
     from pfedseq.config import load_config
     from pfedseq.deployment.status import StatusFile
@@ -367,7 +424,7 @@ def _watch(out: Path, asked: float, fate: Callable[[], str | None]) -> None:
     if how["state"] == "failed":
         raise InputError(f"{out}: {how['sentence']}")
     if how["state"] != "finished":
-        raise InputError(f"{out}: {lost}; `pfedseq flower resume {out}` continues it")
+        raise InputError(f"{out}: {lost}; {again or AGAIN}")
     draw_curves(folder)
     print_results(folder.read_summary(), out)
     print("Personal models are at the sites: RUN/METHOD/model in each site's own folder.")

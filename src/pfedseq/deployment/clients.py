@@ -7,7 +7,9 @@ whatever order they come. A site that has not answered in time is absent from th
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +19,12 @@ from typing import Any
 import torch
 from flwr.app import Message
 
+from pfedseq.deployment.audit import Note, no_note
 from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.ledger import Ledger
 from pfedseq.deployment.messages import Card, Request, read_reply
 from pfedseq.errors import InputError
-from pfedseq.federation import Hello, Reply, Tensors
+from pfedseq.federation import Client, Hello, Reply, Tensors
 
 HELLO_SECONDS = 120.0
 """How long a node that just appeared may take to say who it is."""
@@ -84,8 +88,13 @@ class Roll:
         pause: float = 0.3,
         members: Mapping[str, Hello] | None = None,
         admit: Callable[[Guest], None] | None = None,
+        note: Note = no_note,
     ) -> None:
-        self.grid, self.request, self.pause = grid, request, pause
+        self.grid, self.request, self.pause, self.note = grid, request, pause, note
+        self.check: Callable[[Guest], None] = lambda guest: None
+        """Asked about a member that has come back; raises InputError where it is not taken back."""
+        self.problems: dict[str, str] = {}
+        """Why a site was not let in or could not answer, by its name, until it does."""
         self.admit = admit or _nobody
         self.guests: dict[str, Guest] = {}
         self.strangers: dict[str, Guest] = {}
@@ -173,15 +182,28 @@ class Roll:
         elif self.members is not None and guest.hello != self.members[name]:
             self._refuse(
                 f"site {name} has come back with other data than it had: it is not asked until "
-                "it brings back the former, or a new run is begun"
+                "it brings back the former, or a new run is begun",
+                name,
             )
         elif holder and holder.card.folder != guest.card.folder and holder.node in online:
             self._refuse(
-                f"two sites are called {name}: give each SuperNode a partition-id or a name of "
-                "its own in its node config"
+                f"two sites are called {name}: give each a --name of its own, or a key that is "
+                "registered under another name",
+                name,
             )
         elif holder is None or guest.node.activated >= holder.node.activated:
+            try:
+                self.check(guest)
+            except InputError as problem:
+                self.guests.pop(name, None)
+                self._refuse(str(problem), name)
+                return
             self.guests[name] = guest
+            self.problems.pop(name, None)
+            card = guest.card
+            about = {"node": guest.node.number, "folder": card.folder, "version": card.version}
+            counts = guest.hello.train_examples, guest.hello.test_examples
+            self.note("joined", name, **about, backbone=card.backbone, examples=counts)
 
     def let_in(self) -> dict[str, Node]:
         """The nodes that are online now, by site, strangers that may come in among them."""
@@ -191,16 +213,20 @@ class Roll:
             try:
                 self.admit(guest)
             except InputError as problem:
-                self._refuse(str(problem))
+                self._refuse(str(problem), name)
                 continue
             assert self.members is not None  # nobody is a stranger before
             self.members[name] = guest.hello
             self.guests[name] = guest
+            self.note("joined", name, node=guest.node.number, version=guest.card.version)
             online[name] = guest.node
         return online
 
-    def _refuse(self, sentence: str) -> None:
+    def _refuse(self, sentence: str, name: str = "") -> None:
         self._refused.append(sentence)
+        if name:
+            self.problems[name] = sentence
+        self.note("refused", name, reason=sentence)
         log.warning("%s", sentence)
 
 
@@ -218,8 +244,11 @@ class FlowerClients:
         request: Request,
         seconds: float,
         device: torch.device | None = None,
+        ledger: Ledger | None = None,
+        max_reply_bytes: float = math.inf,
     ) -> None:
-        self.roll, self.request = roll, request
+        self.roll, self.request, self.ledger = roll, request, ledger
+        self.max_reply_bytes = max_reply_bytes
         self.seconds, self.device = seconds, device
         self.kept_at: Callable[[int], int] = lambda t: 0
         """The round to whose end the server may come back in round t: sites keep that memory."""
@@ -273,7 +302,7 @@ class FlowerClients:
                     continue
                 asked.waiting.discard(i)
                 try:
-                    replies[i], _ = read_reply(Envelope.of_records(message.content), self.device)
+                    replies[i] = self._read(step, t, i, Envelope.of_records(message.content))
                 except InputError as problem:
                     asked.failed[i] = f"site {self.names[i]} cannot be understood: {problem}"
             if not came and time.monotonic() > deadline:  # what is there by then is taken
@@ -283,11 +312,32 @@ class FlowerClients:
                 pause = min(1.2 * pause, LONGEST_PAUSE)
         for i in sorted(asked.waiting):
             log.warning("round %d, %s: site %s did not answer", t, step, self.names[i])
-        for sentence in asked.failed.values():
+        for i in sorted(asked.waiting):
+            self.roll.note("silent", self.names[i], round=t, step=step)
+        for i, sentence in asked.failed.items():
             log.warning("round %d, %s: %s", t, step, sentence)
+            self.roll.problems[self.names[i]] = sentence
+            self.roll.note("refused", self.names[i], round=t, step=step, reason=sentence)
+        if self.ledger is not None:
+            self.ledger.save()
         if asked.failed and not replies:
             raise InputError(f"no site could {step}: {asked.failed[min(asked.failed)]}")
         return {i: replies[i] for i in down if i in replies}
+
+    def _read(self, step: str, t: int, i: int, envelope: Envelope) -> Reply:
+        """What a site replied; its new memory goes into the ledger."""
+        name, size = self.names[i], len(envelope.payload)
+        if size > self.max_reply_bytes:
+            raise InputError(
+                f"its reply has {size / 1e6:.0f} MB, more than flower.max_reply_mb allows"
+            )
+        reply, card = read_reply(envelope, self.device)
+        if card.memory and self.ledger is not None:
+            self.ledger.note(self.request.method, name, card.memory, self.kept_at(t))
+        self.roll.problems.pop(name, None)
+        digest = hashlib.sha256(envelope.payload).hexdigest()
+        self.roll.note("answered", name, round=t, step=step, bytes=size, sha256=digest)
+        return reply
 
     def _send(self, step: str, asked: _Asked, seconds: float) -> None:
         """To everyone who has not been sent it, or has been restarted since."""
@@ -299,9 +349,15 @@ class FlowerClients:
             if node is not None and asked.sent_to.get(i) != node:
                 targets.append((i, node))
         request = replace(self.request, step=step, round=t, exchange=exchange, kept=self.kept_at(t))
-        contents = [
-            (node, replace(request, client=i).envelope(asked.down[i])) for i, node in targets
-        ]
+        reading = step in Client.reading_steps
+        version = (t, math.inf if reading else exchange)
+        contents = []
+        for i, node in targets:
+            known = ""
+            if self.ledger is not None:
+                known = self.ledger.expected(request.method, self.names[i], version)
+            whole = replace(request, client=i, remembered=known)
+            contents.append((node, whole.envelope(asked.down[i])))
         ids = push(self.roll.grid, request, contents, seconds)
         for (i, node), message in zip(targets, ids, strict=True):
             if message:

@@ -36,6 +36,8 @@ class Request:
     """The resolved config, as TOML."""
     classes: tuple[str, ...]
     """The federation's classes, in the order of the logits; none before they are agreed on."""
+    remembered: str = ""
+    """The stamp of the memory that the site should have; empty where none is known."""
 
     def envelope(self, down: Tensors) -> Envelope:
         """Pack it with the tensors that the server sends."""
@@ -63,6 +65,8 @@ class Card:
     """Checksum of the frozen weights, where the site was asked who it is."""
     version: str
     """Of pfedseq."""
+    memory: str = ""
+    """The stamp of what the client remembers now, where that changed."""
 
     def envelope(self, reply: Reply) -> Envelope:
         """Pack it with the client's reply."""

@@ -7,7 +7,6 @@ those of the same sites that are there. A site that comes later is let in before
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +19,9 @@ import torch
 
 from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.record import DataRecord
+from pfedseq.deployment.audit import Audit
 from pfedseq.deployment.clients import FlowerClients, Guest, Roll
+from pfedseq.deployment.ledger import Ledger
 from pfedseq.deployment.messages import Request
 from pfedseq.deployment.status import StatusFile
 from pfedseq.engines.states import ClientStates
@@ -45,7 +46,7 @@ class Federation:
     """Where a method is run when its clients are elsewhere; a `runs.run.Stage`."""
 
     config: Config
-    run: str
+    ledger: Ledger
     roll: Roll
     first: Mapping[str, Hello]
     """The sites that were there when the run began."""
@@ -85,7 +86,8 @@ class Federation:
         method, options = find_method(name), self.config.method_config(name)
         request = replace(self.roll.request, method=name, classes=self.classes)
         seconds = self.config.flower.answer_seconds
-        clients = FlowerClients(self.roll, request, seconds, self.device)
+        largest = 1e6 * self.config.flower.max_reply_mb
+        clients = FlowerClients(self.roll, request, seconds, self.device, self.ledger, largest)
         every, conditions = self.config.run.checkpoint_every, self.config.federation
         clients.kept_at = lambda t: max(0, (t - 1) // every * every - every)
         model = self.model.widened(options.rank_blocks)
@@ -104,52 +106,70 @@ class Federation:
         return method.server(options, setup), clients
 
 
-def serve(grid: Any, out: Path, config: Path | None, tell: Tell, pause: float = 0.05) -> RunSummary:
+def serve(
+    grid: Any,
+    out: Path,
+    config: Path | None,
+    tell: Tell,
+    pause: float = 0.05,
+    accept: Sequence[str] = (),
+) -> RunSummary:
     """Run a config into the folder `out`, or go on with the run that is there, over a Grid.
 
-    However it ends is written to federation.json: Flower itself reports no failure.
+    However it ends is written to federation.json: Flower itself reports no failure. The sites named
+    in `accept` may go on from whatever memory they have.
     """
     folder, status = RunFolder(out), StatusFile(out)
     if folder.config.exists():
         checked = load_config(folder.config)
+        if config is not None:
+            folder.check_options(load_config(config).sized())
     elif config is None:
         raise InputError(f'{out} holds no run to continue: give config="FILE.toml" as well')
     else:
         checked = load_config(config).sized()
         RunFolder.check_vacant(out)
         folder = RunFolder.create(out, dump_config(checked))
-    try:
-        with refusing_company(out):
-            summary = _serve(grid, folder, checked, status, tell, pause)
-    except BaseException as problem:
-        said = str(problem) if isinstance(problem, InputError) else repr(problem)
-        status.write("failed", said)
-        raise
-    status.write("finished", "all methods are done")
+    with refusing_company(out):  # who is refused leaves the live run's status alone
+        try:
+            summary = _serve(grid, folder, checked, status, tell, pause, accept)
+        except BaseException as problem:
+            said = str(problem) if isinstance(problem, InputError) else repr(problem)
+            status.write("failed", said)
+            raise
+        status.write("finished", "all methods are done")
     return summary
 
 
 def _serve(
-    grid: Any, folder: RunFolder, config: Config, status: StatusFile, tell: Tell, pause: float
+    grid: Any,
+    folder: RunFolder,
+    config: Config,
+    status: StatusFile,
+    tell: Tell,
+    pause: float,
+    accept: Sequence[str],
 ) -> RunSummary:
-    if config.privacy.noise is not None:
-        raise InputError(
-            "[privacy] is simulated in one process only, its noise follows from the run's seed: "
-            "leave privacy.noise out of a federation of real sites"
-        )
+    epsilon = config.privacy.spent(config.run.rounds, len(config.run.methods))
     if config.federation.late_clients or config.federation.leaving_clients:
         raise InputError(
             "federation.late_clients and leaving_clients are simulated in one process only: real "
             "sites come when they come, and federation.gone_after says when they have left"
         )
-    run = status.read().get("run") or uuid.uuid4().hex
-    me = psutil.Process()
+    data, audit = folder.read_data(), Audit(folder.path)
+    begun = _members(data)
+    ledger = Ledger(folder.path, begun is not None)
+    run, me = ledger.run, psutil.Process()
     about = {"run": run, "pid": me.pid, "created": me.create_time(), "absent": []}
     status.write("gathering", "waiting for the sites", **about)
     request = Request(run, config.run.methods[0], "hello", 0, 0, 0, 0, dump_config(config), ())
-    data = folder.read_data()
-    begun = _members(data)
-    roll = Roll(grid, request, pause, begun)
+    roll = Roll(grid, request, pause, begun, note=audit)
+    for name in accept:
+        if name not in (begun or {}):
+            raise InputError(f"accept names {name}, which is no site of this run")
+        ledger.forget(name)
+        audit("accepted", name, reason="the operator accepts whatever memory it has")
+        tell(f"site {name} may go on from whatever memory it has")
     expected = len(begun) if begun else config.flower.sites or config.data.num_clients
     if expected is None:
         raise InputError("say how many sites take part: flower.sites = 3")
@@ -168,7 +188,7 @@ def _serve(
     checksum = workload.model.encoder.checksum()
     check_equipment(roll.guests.values(), checksum)
     folder.keep_data(sites_record(config, roll.members, first, classes))
-    federation = Federation(config, run, roll, first, classes, workload)
+    federation = Federation(config, ledger, roll, first, classes, workload)
     rounds = config.run.rounds
 
     def admit(guest: Guest) -> None:
@@ -179,6 +199,7 @@ def _serve(
         tell(f"site {guest.card.name} has come")
 
     roll.admit = admit
+    roll.check = lambda guest: check_equipment([guest], checksum)
 
     def after(record: RoundRecord) -> None:
         names = federation.names
@@ -191,13 +212,16 @@ def _serve(
             headline = record.scores.measure
             score = f", {headline.title} {headline.format.with_unit(record.scores.client_mean)}"
         sentence = f"{record.method}: round {record.round} of {rounds}{score}"
-        status.write("running", sentence, sites=names, absent=absent)
+        status.write("running", sentence, sites=names, absent=absent, problems=roll.problems)
         tell(sentence + (f"; absent: {', '.join(absent)}" if absent else ""))
+        for name in absent:
+            if name in roll.problems:
+                tell(roll.problems[name])
 
     status.write("running", "round 1 has begun", sites=federation.names)
     for name in config.run.methods:
         run_method(federation, folder, name, after, tell)
-    return folder.write_summary()
+    return folder.write_summary(epsilon)
 
 
 def agreed_classes(hellos: Mapping[str, Hello], rule: str, tell: Tell) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ What a site reads is named by its owner, in the node config, never by a message:
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from dataclasses import replace
 from functools import lru_cache
@@ -22,8 +23,10 @@ from pfedseq.data.dataset import ExampleSet
 from pfedseq.data.loading import load_data
 from pfedseq.deployment.messages import Request
 from pfedseq.deployment.site_config import SiteConfig
-from pfedseq.deployment.site_folder import Equipment
+from pfedseq.deployment.site_folder import Equipment, SiteFolder
+from pfedseq.engines.privacy import Privacy, PrivacyConfig
 from pfedseq.errors import InputError
+from pfedseq.federation import Tensors
 from pfedseq.methods import find_method
 from pfedseq.model.task import ExampleSite
 from pfedseq.workloads import find_workload
@@ -75,7 +78,28 @@ def equip(mine: SiteConfig, request: Request, place: Path) -> Equipment:
         workload.model.encoder.checksum() if request.step == "hello" else "",
         version("pfedseq"),
         config.federation.payload,
+        own_noise(config.privacy, SiteFolder(mine.folder), request),
     )
+
+
+def own_noise(config: PrivacyConfig, folder: SiteFolder, request: Request) -> Privacy | None:
+    """Clipping and noise that the server cannot know, since it follows from the site's secret.
+
+    A message that comes twice is answered twice alike, so that asking again tells nothing new; one
+    that differs in anything gets noise of its own.
+    """
+    if config.noise is None:
+        return None
+    secret = folder.secret()
+
+    def draw(t: int, i: int, down: Tensors) -> torch.Generator:
+        what = hashlib.sha256(secret)
+        what.update(repr((request.run, request.method, t, request.exchange, i)).encode())
+        for name in sorted(down):
+            what.update(name.encode() + down[name].detach().cpu().numpy().tobytes())
+        return torch.Generator().manual_seed(int.from_bytes(what.digest()[:8], "big") >> 1)
+
+    return Privacy(config, draw)
 
 
 def with_classes(examples: ExampleSet, classes: tuple[str, ...], site: str) -> ExampleSet:

@@ -8,7 +8,9 @@ memory of then.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import time
 import uuid
 from collections.abc import Callable
@@ -20,17 +22,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.ledger import Version, read_stamp, stamp
 from pfedseq.deployment.messages import Card, Request
 from pfedseq.engines.answer import answer
 from pfedseq.engines.payload import Precision
+from pfedseq.engines.privacy import Privacy
 from pfedseq.engines.states import encode_state
 from pfedseq.engines.wire import decode
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
 from pfedseq.files import only_one_process, write_atomically
-
-Version = tuple[int, float]
-"""A round and an exchange in it: the order of a client's memories."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Equipment:
     """Of pfedseq."""
     payload: Precision = "float32"
     """How tensors are sent up."""
+    privacy: Privacy | None = None
+    """What is done to updates before they leave."""
 
 
 Equip = Callable[[Request, Path], Equipment]
@@ -70,6 +73,14 @@ class SiteFolder:
             if not file.exists():
                 write_atomically(file, uuid.uuid4().hex + "\n")
             return file.read_text(encoding="utf-8").strip()
+
+    def secret(self) -> bytes:
+        """Random bytes that never leave the site: what its noise is drawn from."""
+        file = self.path / "noise.key"
+        with only_one_process(file):
+            if not file.exists():
+                write_atomically(file, os.urandom(32), private=True)
+            return file.read_bytes()
 
     def run(self, run: str, method: str) -> Path:
         """Where all of one method of one run lies; a name out of a message leads nowhere else."""
@@ -104,18 +115,44 @@ class SiteMemory:
             ) from None
         return tensors
 
-    def put(self, version: Version, state: Tensors, kept: int) -> None:
+    def check(self, remembered: str) -> None:
+        """Refuse to go on from a memory that is not the one the server knows of."""
+        if not remembered:
+            return
+        version, checksum = read_stamp(remembered)
+        file = self._file(version)
+        advice = (
+            "restore the site's folder from a backup, or let the operator accept the loss by the "
+            "site's name (pfedseq flower resume OUT --accept NAME)"
+        )
+        try:
+            content = file.read_bytes()
+        except OSError as problem:
+            raise InputError(
+                f"its memory of round {version[0]} is lost ({file}: {problem.strerror}): {advice}"
+            ) from None
+        if hashlib.sha256(content).hexdigest() != checksum:
+            raise InputError(
+                f"its memory of round {version[0]} is not what it was ({file} has another "
+                f"checksum): {advice}"
+            )
+
+    def put(self, version: Version, state: Tensors, kept: int) -> str:
         """Keep `state`, and forget what came after it and what nobody can come back to.
+
+        Gives the stamp of what is kept.
 
         The server may come back to the end of round `kept`, so the newest memory up to there
         stays, and all since.
         """
-        write_atomically(self._file(version), encode_state(state))
+        content = encode_state(state)
+        write_atomically(self._file(version), content)
         versions = self._versions()
         needed = max((v for v in versions if v[0] <= kept), default=(0, 0))
         for other in versions:
             if other < needed or other > version:
                 self._file(other).unlink(missing_ok=True)
+        return stamp(version, hashlib.sha256(content).hexdigest())
 
     def _versions(self) -> list[Version]:
         if not self.folder.is_dir():
@@ -134,17 +171,21 @@ def answer_envelope(envelope: Envelope, name: str, folder: SiteFolder, equip: Eq
     place = folder.run(request.run, request.method)
     tools = equip(request, place)
     memory = folder.memory(request.run, request.method)
-    reply = _answered(request, envelope.payload, tools, memory)
+    reply, remembered = _answered(request, envelope.payload, tools, memory)
     spent = {f"{request.step}_seconds": time.perf_counter() - start}
-    card = Card(name, folder.identity(), tools.backbone, tools.version)
+    card = Card(name, folder.identity(), tools.backbone, tools.version, remembered)
     return card.envelope(Reply(reply.tensors, reply.metrics | spent))
 
 
-def _answered(request: Request, payload: bytes, tools: Equipment, memory: SiteMemory) -> Reply:
+def _answered(
+    request: Request, payload: bytes, tools: Equipment, memory: SiteMemory
+) -> tuple[Reply, str]:
+    """The client's reply, and the stamp of its memory where that changed."""
     reading = request.step in tools.client.reading_steps
     version: Version = (request.round, math.inf if reading else request.exchange)
     down = decode(payload, tools.device).tensors
     with only_one_process(memory.folder):
+        memory.check(request.remembered)
         state = memory.before(version, tools.device)
         reply = answer(
             tools.client,
@@ -156,7 +197,8 @@ def _answered(request: Request, payload: bytes, tools: Equipment, memory: SiteMe
             request.client,
             down,
             tools.payload,
+            tools.privacy,
         )
-        if not reading:
-            memory.put(version, state, request.kept)
-    return reply
+        if reading:
+            return reply, ""
+        return reply, memory.put(version, state, request.kept)

@@ -58,6 +58,18 @@ class PrivacyConfig(BaseConfig):
         epsilon, _ = rdp.get_privacy_spent(orders=_ORDERS, rdp=spent, delta=self.delta)
         return float(epsilon)
 
+    def spent(self, rounds: int, methods: int) -> dict[str, float] | None:
+        """ε of one method, of all methods of a run together, and both with data replaced."""
+        if self.noise is None:
+            return None
+        found = {
+            "method": self.epsilon(rounds),
+            "all_methods": self.epsilon(rounds * methods),
+            "method_replace_one": self.epsilon(rounds, replace_one=True),
+            "all_methods_replace_one": self.epsilon(rounds * methods, replace_one=True),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
 
 Draw = Callable[[int, int, Tensors], torch.Generator]
 """Gives the source of a client's noise: by round, client, and what the client was sent."""

@@ -36,6 +36,14 @@ PAPER_COLUMNS = ("cifar100", "domainnet")
 WIDEST_NAME = 26
 """Letters of a client's name in a line; what is longer goes on in the next."""
 
+_EPSILONS = {
+    "method": "of every client's updates in one method (its data or none)",
+    "all_methods": "of all methods of the run together",
+    "method_replace_one": "of one method where a client's data are replaced by any other",
+    "all_methods_replace_one": "of all methods together where they are replaced",
+}
+"""How much a client's updates tell of its data, where they are private."""
+
 
 def print_prepared(prepared: Prepared) -> None:
     """What a store holds and where it is."""
@@ -238,9 +246,9 @@ def print_results(summary: RunSummary, folder: Path) -> None:
     _print_harm(summary)
     print_notes([finding.sentence for finding in summary.findings])
     if summary.epsilon is not None:
-        console.print(
-            f"Every client's updates are differentially private: ε = {summary.epsilon:.3g}"
-        )
+        for name, what in _EPSILONS.items():
+            if name in summary.epsilon:
+                console.print(f"ε = {summary.epsilon[name]:.3g} {what}")
     files = {
         "summary.json": "these tables and more",
         "metrics.jsonl": "every round, every client",

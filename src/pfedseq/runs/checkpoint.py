@@ -119,7 +119,7 @@ class Slot:
             for owner in everyone
         }
         checkpoint = Checkpoint(t, made_with, owners)
-        write_atomically(self._manifest, checkpoint.to_json())
+        write_atomically(self._manifest, checkpoint.to_json(), private=True)
         sync_folder(self.folder)
         self._last = checkpoint
         self._unsaved.clear()
@@ -160,7 +160,7 @@ class Slot:
         content = encode_state(tensors)
         digest = hashlib.sha256(content).hexdigest()
         if digest not in self._whole:
-            write_atomically(self._file(digest), content)
+            write_atomically(self._file(digest), content, private=True)
             self._whole.add(digest)
         return digest
 
@@ -202,6 +202,9 @@ class Checkpoints:
     def save(self, t: int, server: Server) -> None:
         """Server and client memories after round t."""
         memory = server_state(server)
+        for folder in (self.folder.parent, self.folder):  # they hold everyone's updates
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.chmod(0o700)
         self._remembering |= self.states.changed
         for slot in self._slots:
             for owner in (_SERVER, *map(str, self.states.changed)):

@@ -192,7 +192,7 @@ class RunFolder:
             grouped.setdefault(record.method, []).append(record)
         return grouped
 
-    def write_summary(self, epsilon: float | None = None) -> RunSummary:
+    def write_summary(self, epsilon: dict[str, float] | None = None) -> RunSummary:
         """summary.json from the metrics, and from what private updates guarantee."""
         data = self.read_data() or {"clients": []}
         names = tuple(client["name"] for client in data["clients"])

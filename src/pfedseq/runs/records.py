@@ -200,8 +200,8 @@ class RunSummary:
     harmed: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """By method, then by `local` or `fedavg` of the same run or by `mean_adapter`, the mean that
     the method personalises: the clients that it serves worse, on validation."""
-    epsilon: float | None = None
-    """ε of every client's updates, where they were made private."""
+    epsilon: dict[str, float] | None = None
+    """ε of every client's updates, where they were made private: `PrivacyConfig.spent`."""
     findings: tuple[Finding, ...] = ()
     """What a user should know before believing the numbers."""
 

@@ -97,7 +97,8 @@ def run_methods(
 
     Ctrl-C stops it after the round at hand, a second one at once.
     """
-    epsilon = world.config.privacy.epsilon(world.config.run.rounds)
+    section = world.config.run
+    epsilon = world.config.privacy.spent(section.rounds, len(section.methods))
     with refusing_company(folder.path), finishing_the_round(tell) as interruption:
         try:
             folder.keep_data(data_record(world.data))

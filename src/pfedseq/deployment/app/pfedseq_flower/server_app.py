@@ -16,4 +16,11 @@ def main(grid: Grid, context: Context) -> None:
     config, out = (str(context.run_config[key]) for key in ("config", "out"))
     if not out:
         raise SystemExit("pfedseq: give the folder for the results: --run-config 'out=\"/folder\"'")
-    serve(grid, Path(out), Path(config) if config else None, lambda s: print(f"pfedseq: {s}"))
+    accept = [name for name in str(context.run_config.get("accept", "")).split(",") if name]
+    serve(
+        grid,
+        Path(out),
+        Path(config) if config else None,
+        lambda s: print(f"pfedseq: {s}"),
+        accept=accept,
+    )
