@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,12 +50,15 @@ def make_images(folder, sites):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
 def test_the_guide_works_as_it_stands(tmp_path):
     make_images(tmp_path, ("clinic-a", "clinic-b", "clinic-c"))
     install, *commands = blocks(simulation=False)
     assert install.startswith("pip install")
     printed = bash(
-        tmp_path, commands, "pfedseq flower down || true; kill ${NODES:-} ${LINK:-} || true"
+        tmp_path,
+        commands,
+        "pfedseq flower down || true; kill ${NODES:-} ${LINK:-} $(cat proxy/nginx.pid) || true",
     )
     assert "finished" in printed, "pfedseq flower status saw the trial's end"
     assert (tmp_path / "results" / "summary.json").exists()
