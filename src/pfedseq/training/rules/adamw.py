@@ -24,12 +24,14 @@ def adamw(
     on from the average of several clients' v and c.
     """
     first_beta, second_beta = config.betas
-    nothing, none = torch.zeros_like(x), x.new_zeros(())
-    first = memory.get("first", nothing).lerp(gradient, 1 - first_beta)
-    second = memory.get("second", nothing).mul(second_beta)
-    second = second.addcmul(gradient, gradient, value=1 - second_beta)
-    first_share = memory.get("first_share", none) * first_beta + (1 - first_beta)
-    second_share = memory.get("second_share", none) * second_beta + (1 - second_beta)
+    for moment in ("first", "second"):
+        if moment not in memory:
+            memory.update({moment: torch.zeros_like(x), f"{moment}_share": x.new_zeros(())})
+    first = memory["first"].lerp(gradient, 1 - first_beta)
+    second = memory["second"].mul(second_beta)
+    second.addcmul_(gradient, gradient, value=1 - second_beta)
+    first_share = memory["first_share"] * first_beta + (1 - first_beta)
+    second_share = memory["second_share"] * second_beta + (1 - second_beta)
     memory.update(first=first, second=second, first_share=first_share, second_share=second_share)
-    direction = (first / first_share) / ((second / second_share).sqrt() + config.epsilon)
-    return torch.sub(x * (1 - lr * config.weight_decay), direction, alpha=lr)
+    divisor = second.div(second_share).sqrt_().add_(config.epsilon).mul_(first_share)
+    return x.mul(1 - lr * config.weight_decay).addcdiv_(first, divisor, value=-lr)
