@@ -473,7 +473,7 @@ class Server(ABC):
         """The same of the optimisers' moments that come with it."""
         if step != "train" or self.config.optimizer_state != "average":
             return {}
-        return shapes(self.setup.initial, self.expected(step))
+        return shapes(self.expected(step))
 
 
 class MethodConfig(LocalTraining):

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from pfedseq.params import Params
 from pfedseq.training.optimizer import PARTS, memory_key
 from pfedseq.training.rules.adamw import SECOND
 
@@ -59,14 +58,13 @@ def sent_parts(sent: Mapping[str, Tensor]) -> list[str]:
     return [part for part in PARTS if any(name in sent for name in _CARRIERS[part])]
 
 
-def shapes(initial: Params, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def shapes(expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a reply must hold of moments where the server takes in these tensors."""
-    like = initial.tensors()
     found: dict[str, Tensor] = {}
     for part in sent_parts(expected):
+        like = next(expected[name] for name in _CARRIERS[part] if name in expected)
         second, share = SECOND
-        found[message_key(part, second)] = like[part]
-        found[message_key(part, share)] = like[part].new_zeros(())
+        found |= {message_key(part, second): like, message_key(part, share): like.new_zeros(())}
     return found
 
 
