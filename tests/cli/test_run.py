@@ -217,7 +217,7 @@ def test_lists_and_version(command):
     assert command("--version")[1].strip() == f"pfedseq {__version__}"
     code, out, _ = command("methods", "--verbose")
     assert code == 0
-    assert "warmup_rounds = 10" in out
+    assert "warmup_rounds = None " in out
     code, out, _ = command("datasets")
     assert "digits" in out
     code, out, _ = command("presets")

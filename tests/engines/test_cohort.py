@@ -250,7 +250,8 @@ def play(name, cohort, threads=1, engine=LocalClients, disturb=None, rounds=2):
     clients = engine(method.client, config, sites, threads=threads, cohort=cohort)
     model, source = sites[0].model, sites[0].source
     auxiliary = auxiliary_images(model, source, 32, 0)
-    setup = Setup(model.initial, SIZES, rounds, seed=0, num_classes=3, auxiliary=auxiliary)
+    given = {"num_classes": 3, "auxiliary": auxiliary, "factors": model.factors}
+    setup = Setup(model.initial, SIZES, rounds, seed=0, **given)
     server, records = method.server(config, setup), []
 
     def keep(outcome):

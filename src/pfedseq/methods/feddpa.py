@@ -50,7 +50,7 @@ class FedDPAClient(Client):
     """Trains the global LoRA for the others, then its own beside the global one."""
 
     config: FedDPAConfig
-    sent_model = "shared"
+    sent_model = None  # of the global LoRA, a part of θ, alone
 
     def train(self, down: Tensors) -> Reply:
         """θ_g ← SGD on W + B_g A_g; then θ_i ← SGD on W + (1 − a) B_g A_g + a B_i A_i."""
