@@ -215,7 +215,7 @@ def quadratic_federation(
 
 
 def random_centers(
-    num_clients: int, num_layers: int = 2, adapter_dim: int = 10, head_dim: int = 3, seed: int = 0
+    num_clients: int, num_layers: int = 2, adapter_dim: int = 5, head_dim: int = 3, seed: int = 0
 ) -> list[Params]:
     rng = torch.Generator().manual_seed(seed)
 

@@ -17,7 +17,7 @@ from tests.engines.absences import assert_same
 from tests.every_method import OPTIONS
 from tests.toys import make_setup, quadratic_federation, random_centers
 
-CENTERS, SIZES, ROUNDS, COMES = random_centers(3), (4, 2, 3), 6, 4
+CENTERS, SIZES, ROUNDS, COMES = random_centers(3, adapter_dim=10), (4, 2, 3), 6, 4
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tests.deployment.grid import InProcessGrid, connect, federation
 from tests.every_method import OPTIONS, every_method
 from tests.toys import make_setup, quadratic_federation, random_centers
 
-CENTERS, SIZES, ROUNDS = random_centers(3), (4, 2, 3), 4
+CENTERS, SIZES, ROUNDS = random_centers(3, adapter_dim=10), (4, 2, 3), 4
 payloads = pytest.mark.parametrize("payload", ["float32", "int8"])
 """With int8, what was rounded off must be at the site as exactly as a head."""
 

@@ -11,7 +11,7 @@ from tests.every_method import OPTIONS
 from tests.toys import make_setup, quadratic_federation, random_centers
 
 SIZES = (4, 2, 3, 5)
-CENTERS = random_centers(len(SIZES))
+CENTERS = random_centers(len(SIZES), adapter_dim=10)
 ROUNDS = 4
 QUICK = {"perada": {"distillation_steps": 3}}
 

@@ -21,7 +21,7 @@ from pfedseq.workloads.devices import pick_devices
 from tests.run_folder import lines
 from tests.toys import make_setup, quadratic_federation, random_centers
 
-CENTERS, SIZES = random_centers(5), (8, 1, 2, 6, 3)
+CENTERS, SIZES = random_centers(5, adapter_dim=10), (8, 1, 2, 6, 3)
 
 
 def test_every_device_gets_its_share_of_the_work():

@@ -20,7 +20,7 @@ from pfedseq.runs.identity import options_made_with
 from tests.every_method import OPTIONS, every_method
 from tests.toys import make_setup, quadratic_federation, random_centers
 
-CENTERS, SIZES, ROUNDS = random_centers(3), (4, 2, 3), 3
+CENTERS, SIZES, ROUNDS = random_centers(3, adapter_dim=10), (4, 2, 3), 3
 STEP = {"float16": 2**-11, "int8": 1 / 127}
 """Between neighbouring codes, for a row whose largest number is 1; of float16's, near that."""
 both = pytest.mark.parametrize("precision", ["float16", "int8"])

@@ -22,7 +22,7 @@ from pfedseq.runs.records import summarise_round
 from tests.every_method import OPTIONS, every_method
 from tests.toys import make_setup, personal_models, quadratic_federation, random_centers
 
-CENTERS = random_centers(3)
+CENTERS = random_centers(3, adapter_dim=10)
 SIZES = (4, 2, 3)
 ROUNDS = 5
 

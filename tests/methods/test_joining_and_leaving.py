@@ -20,7 +20,7 @@ from tests.every_method import OPTIONS
 from tests.toys import make_setup, quadratic_federation, random_centers
 
 SIZES, ROUNDS = (4, 2, 3, 5, 6), 8
-CENTERS = random_centers(len(SIZES))
+CENTERS = random_centers(len(SIZES), adapter_dim=10)
 COMING_AND_GOING = FederationConfig(
     late_clients=0.2, late_round=4, leaving_clients=0.2, leaving_round=6
 )

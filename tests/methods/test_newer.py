@@ -33,7 +33,7 @@ P = (0.25, 0.75)
 
 
 def two_clients():
-    return random_centers(2)
+    return random_centers(2, adapter_dim=10)
 
 
 def replies_of(name, server, clients, t):
@@ -76,7 +76,7 @@ def test_scaffold_corrects_by_the_difference_of_controls():
 
 
 def test_scaffold_keeps_the_control_of_who_is_absent_and_follows_its_clients():
-    centers = random_centers(3)
+    centers = random_centers(3, adapter_dim=10)
     method = METHODS["scaffold"]
     server, clients = play(method, method.config(lr=0.5), centers, (1, 1, 2), 1)
     before = server.controls.clone()
@@ -97,7 +97,7 @@ def test_ghbm_sends_the_step_back_and_clients_go_against_it():
     Round 1: ¾ k, no m. Then m = (0 − ¾ k) / 1 = −¾ k, and each of two steps also goes
     −½ m / 2 = 3/16 k: ¾ k → 7/8 k + 3/16 k = 17/16 k → 33/32 k + 3/16 k = 39/32 k.
     """
-    (center,) = random_centers(1)
+    (center,) = random_centers(1, adapter_dim=10)
     method = METHODS["ghbm"]
     config = method.config(lr=0.5, server_momentum=0.5, server_window=1)
     server, clients = play(method, config, [center], (1,), 1, num_batches=2)
@@ -208,7 +208,7 @@ def test_fedalt_against_plain_pytorch():
 
 
 def test_fedalt_leaves_out_those_that_have_sent_nothing():
-    centers = random_centers(3)
+    centers = random_centers(3, adapter_dim=10)
     method = METHODS["fedalt"]
     server = method.server(method.config(), make_setup(centers, (1, 1, 1)))
     assert torch.equal(server.payload(1)["others"], server.initial)

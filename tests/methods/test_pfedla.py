@@ -11,7 +11,7 @@ from pfedseq.params import Params
 from tests.toys import make_setup, random_centers
 
 PFEDLA = METHODS["pfedla"]
-CENTERS = random_centers(3, adapter_dim=5)
+CENTERS = random_centers(3)
 
 
 class Raw(nn.Module):

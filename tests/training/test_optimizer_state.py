@@ -27,7 +27,7 @@ from tests.toys import (
     random_centers,
 )
 
-CENTERS, SIZES, ROUNDS = random_centers(3), (4, 2, 3), 4
+CENTERS, SIZES, ROUNDS = random_centers(3, adapter_dim=10), (4, 2, 3), 4
 CENTER = CENTERS[0]
 MOMENTUM = ({"momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9})
 ADAMW = ({"optimizer": "adamw"}, torch.optim.AdamW, {"weight_decay": 0.0})
@@ -134,7 +134,7 @@ def test_second_moments_are_averaged_and_first_ones_begin_anew():
     Each round a client starts with m = 0, v = v̄ and c = c̄, the means by |D_i| of what the clients
     ended the last round with; v̂ = v / c and m̂ = m / (1 − β₁^k).
     """
-    method, centers, sizes = METHODS["fedavg"], random_centers(2), (1, 3)
+    method, centers, sizes = METHODS["fedavg"], random_centers(2, adapter_dim=10), (1, 3)
     config = method.config(lr=0.1, head_lr=0.02, betas=(0.8, 0.95), **AVERAGE)
     clients = LocalClients(method.client, config, quadratic_federation(centers, sizes, 2))
     server = method.server(config, make_setup(centers, sizes, 3))
