@@ -129,7 +129,7 @@ def test_what_differs_from_the_paper_is_stated():
     assert "rounds: 7 (paper: 80)" in lines
     assert any(text.startswith("backbone: ") for text in lines)
     assert not any(text.startswith("learning rate:") for text in lines)
-    assert "learning rate of the heads: 0.004 (paper: the same)" in lines
+    assert "learning rate of the heads: 0.004 (paper: 0.005)" in lines
     assert "examples a client trains on in a round: 64 (paper: all)" in lines
     assert differences(Scenario("cifar100", "cifar100", "cifar100").load(), PACS) != []
     own = Scenario("cifar100", "cifar100", "cifar100")

@@ -97,6 +97,8 @@ _COMPARED = {
     "training.batch_size": "batch size",
     "training.examples_per_round": "examples a client trains on in a round",
     "training.head_lr": "learning rate of the heads",
+    "training.rate_units": "units of the rates",
+    "training.head": "heads",
     "methods.pfedseq.warmup_rounds": "warm-up rounds W",
     "methods.pfedseq.max_sequence_length": "maximum sequence length L",
 }
@@ -116,8 +118,7 @@ def differences(config: Config, scenario: Scenario) -> list[str]:
     for path, called in _COMPARED.items():
         mine, paper = _at(ours, path), _at(theirs, path)
         if mine != paper:
-            unset = "the same" if path == "training.head_lr" else "all"
-            mine, paper = (unset if value is None else value for value in (mine, paper))
+            mine, paper = ("all" if value is None else value for value in (mine, paper))
             lines.append(f"{called}: {mine} (paper: {paper})")
     return lines
 
