@@ -126,7 +126,7 @@ def test_many_images_come_in_their_order(finished, photos, monkeypatch):
         if file.name == "099.png":
             assert isinstance(one, InputError)
         else:
-            assert one.image == str(file)
+            assert one.example == str(file)
             (alone,) = predict_files(model, [file])
             assert alone.classes == one.classes
             assert alone.probabilities == pytest.approx(one.probabilities, abs=1e-5)
