@@ -203,10 +203,3 @@ def test_a_run_without_models_says_how_to_get_them(command, photos, tmp_path):
     code, _, err = command("predict", tmp_path, photos / "mill/whole/000.png")
     assert code == 2
     assert f"`pfedseq resume {tmp_path}` finishes the run" in err
-
-
-def test_a_run_on_texts_is_told_apart(command, photos, tmp_path):
-    (tmp_path / "config.toml").write_text('[data]\nname = "text"\nsource = "notes.csv"\n')
-    code, _, err = command("predict", tmp_path, photos / "mill/whole/000.png")
-    assert code == 2
-    assert "is a run on texts: models of images only are put to use here" in err
