@@ -209,7 +209,7 @@ def test_tensors_of_two_devices_never_meet(tmp_path, variants):
         here, there = (lines(tmp_path / kind / name) for kind in ("processor", "pretended"))
         for one, other in zip(here, there, strict=True):
             case = (name, one["method"], one["round"])
-            assert other["test_loss"] == pytest.approx(one["test_loss"], rel=1e-3), case
+            assert other["test"]["loss"] == pytest.approx(one["test"]["loss"], rel=1e-3), case
             assert other["bytes_up"] == one["bytes_up"], case
 
 
