@@ -1,6 +1,8 @@
 """Grid searches: the grids, the budget, what is chosen, and that no test example is read."""
 
 import csv
+from dataclasses import replace
+from math import log
 
 import numpy as np
 import pytest
@@ -10,14 +12,18 @@ from pfedseq.cli import app
 from pfedseq.config import load_config, make_config
 from pfedseq.errors import InputError
 from pfedseq.experiments.tune import (
+    Search,
     Trial,
     at_edges,
-    trials,
+    ranked,
+    read_grid,
     tune,
     winners,
     winning_config,
+    with_values,
     without_test,
 )
+from pfedseq.measures import find_measure
 from pfedseq.methods import METHODS, find_method
 from pfedseq.runs.run import tell_nobody
 from pfedseq.runs.world import World
@@ -46,21 +52,88 @@ def test_every_point_of_a_grid_is_a_valid_config(method):
             assert getattr(config.method_config(method), option) == value
 
 
-def test_one_budget_for_all_and_always_the_same_part_of_a_grid():
+def searched(method, budget, score, grid=None, rate=0.01):
+    """The trials of a search in which `score` says how good values are; None: it fails."""
+    search = Search(method, rate, budget, find_measure("accuracy"), grid)
+    for trial in search.wanted():
+        got = score(trial.values)
+        search.done.append(trial if got is None else replace(trial, score=got, loss=1 - got))
+    return search.done
+
+
+def test_one_budget_for_all_methods_and_the_rate_comes_first():
     for method in METHODS:
-        points = [trial.values for trial in trials(method, 4)]
-        assert len(points) == 4
-        assert len({tuple(point.items()) for point in points}) == 4
-        assert points == [trial.values for trial in trials(method, 4)]
-    assert len(trials("pfedseq", 1000)) == 6 * 4 * 5
+        for budget in (1, 2, 5, 9):
+            done = searched(method, budget, lambda values: 0.5)
+            assert len(done) == budget
+            assert len({str(trial.values) for trial in done}) == budget
+            assert done == searched(method, budget, lambda values: 0.5), "always the same"
+            rates = [trial.values for trial in done[:3]]
+            assert rates == [{"lr": 0.01}, {"lr": 0.04}, {"lr": 0.0025}][:budget]
+
+
+def test_the_rate_is_followed_as_long_as_it_helps_and_then_the_methods_own_are_tried():
+    def best_near(target):
+        return lambda values: 1 / (1 + abs(log(values["lr"] / target)))
+
+    done = searched("ditto", 8, best_near(0.7))
+    assert [trial.values["lr"] for trial in done] == [
+        0.01,
+        0.04,
+        0.0025,
+        0.16,
+        0.64,
+        2.56,
+        0.64,
+        0.64,
+    ]
+    assert [set(trial.values) for trial in done[6:]] == [{"lr", "proximal_weight"}] * 2
+    down = searched("local", 6, best_near(0.0006))
+    assert [trial.values["lr"] for trial in down][:4] == [0.01, 0.04, 0.0025, 0.000625]
+    assert [trial.values["lr"] for trial in down][4:] == [0.000156, 0.00125], "then between"
+    diverging = searched("local", 4, lambda values: None if values["lr"] > 0.002 else 0.5)
+    assert diverging[3].values == {"lr": 0.000625}
+
+
+def test_a_users_grid_takes_the_place_of_the_search():
+    grid = read_grid(
+        ["training.lr=0.1,0.2", "adapter.alpha=2,16", "methods.ditto.proximal_weight=1,2,3"]
+    )
+    assert grid == {
+        "lr": [0.1, 0.2],
+        "adapter.alpha": [2, 16],
+        "methods.ditto.proximal_weight": [1, 2, 3],
+    }
+    assert len(searched("local", 100, lambda _: 0.5, grid)) == 4
+    assert len(searched("ditto", 100, lambda _: 0.5, grid)) == 12
+    assert len(searched("ditto", 5, lambda _: 0.5, grid)) == 5
+    config = with_values(make_config(SMALL), Trial("ditto", {"lr": 0.2, "adapter.alpha": 16}))
+    assert config.method_config("ditto").lr == 0.2
+    assert config.method_config("local").lr == SMALL["training"]["lr"]
+    assert config.adapter.alpha == 16
+    for wrong in (["lr"], ["=1"], ["lr=1", "lr=2"], ["lr="]):
+        with pytest.raises(InputError, match="must look like"):
+            read_grid(wrong)
+    with pytest.raises(InputError, match="unknown config key"):
+        with_values(make_config(SMALL), Trial("ditto", {"no_such": 1}))
+
+
+def test_equal_scores_are_decided_by_the_loss_and_failures_come_last():
+    trials = [
+        Trial("local", {"lr": 1.0}),
+        Trial("local", {"lr": 2.0}, 0.5, 0.9),
+        Trial("local", {"lr": 3.0}, 0.5, 0.7),
+        Trial("local", {"lr": 4.0}, 0.6, 2.0),
+    ]
+    order = [trial.values["lr"] for trial in ranked(trials, find_measure("accuracy"))]
+    assert order == [4.0, 3.0, 2.0, 1.0]
 
 
 def test_a_best_value_at_the_edge_is_noticed():
-    assert at_edges(Trial("ditto", {"proximal_weight": 10.0})) == ["proximal_weight"]
-    assert at_edges(Trial("ditto", {"proximal_weight": 0.01})) == ["proximal_weight"]
-    assert at_edges(Trial("ditto", {"proximal_weight": 1.0})) == []
-    inner = {"max_sequence_length": 30, "state_dim": 8, "learner_lr": 0.001}
-    assert at_edges(Trial("pfedseq", inner)) == ["max_sequence_length"]
+    tried = [Trial("ditto", {"lr": 0.1, "proximal_weight": w}) for w in (0.1, 1.0, 10.0)]
+    assert at_edges(tried[0], tried) == ["proximal_weight"]
+    assert at_edges(tried[1], tried) == []
+    assert at_edges(tried[2], tried) == ["proximal_weight"]
 
 
 def test_the_winner_is_the_best_on_validation_and_its_values_stay_beside_others():
@@ -107,7 +180,7 @@ def test_the_command_prints_trials_and_writes_the_winner(tmp_path, monkeypatch):
     arguments = ["tune", "demo", "--methods", "fedavg", "--trials", "2", "--rounds", "1", *small]
     done = CliRunner().invoke(app, [*arguments, "--set", "run.checkpoint_every=1"])
     assert done.exit_code == 0, done.output
-    assert "lies at the edge of its grid" in done.output or "lr = 0.0" in done.output
+    assert "Run the best with: pfedseq run runs/tune-demo/winner.toml" in done.output
     out = tmp_path / "runs" / "tune-demo"
     with (out / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -115,3 +188,6 @@ def test_the_command_prints_trials_and_writes_the_winner(tmp_path, monkeypatch):
     assert scores == sorted(scores, reverse=True)
     winner = load_config(out / "winner.toml").method_config("fedavg")
     assert f"lr={winner.lr:g}" == rows[0]["values"]
+    alone = load_config(out / "best-fedavg.toml")
+    assert alone.method_config("fedavg") == winner
+    assert alone.run.rounds == 1

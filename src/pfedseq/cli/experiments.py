@@ -184,7 +184,14 @@ def tune(
             help="Methods, comma-separated, or: paper, newer, all; default: the config's."
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Most trials per method.")] = 5,
+    trials: Annotated[int, typer.Option(min=1, help="Most trials per method.")] = 8,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2",
+            help="Values to try instead, e.g. training.lr=0.01,0.1; may be repeated.",
+        ),
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds of each trial.")] = "0",
     rounds: Rounds = None,
     out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/tune-NAME.")] = None,
@@ -192,20 +199,24 @@ def tune(
     plugin: Plugins = None,
     overrides: Overrides = None,
 ) -> None:
-    """Grid-search the options of each method on validation data.
+    """Search for good options on validation data alone, with one budget for every method.
 
-    Every method gets the same number of trials over the paper's grid (Appendix B). Test data are
-    never read; finished trials are not repeated.
+    First the local learning rate is searched, up and down from the config's own, then the method's
+    own options at the best rate. --grid tries the values you name instead. The best trial has the
+    best run.headline, and among equals the lowest loss. Test data are never read; finished trials
+    are not repeated.
 
     Examples:
 
-    - `pfedseq tune demo --methods pfedseq,ditto --trials 4`
+    - `pfedseq tune photos.toml --methods pfedseq,local --rounds 20`
 
-    - `pfedseq run runs/tune-demo/winner.toml`
+    - `pfedseq tune demo --grid training.lr=0.02,0.1 --grid methods.ditto.proximal_weight=0.1,1`
+
+    - `pfedseq run runs/tune-photos/winner.toml`
     """
     from pfedseq.config import load_config
+    from pfedseq.experiments.tune import read_grid, winners, write_tuning
     from pfedseq.experiments.tune import tune as search
-    from pfedseq.experiments.tune import write_tuning
     from pfedseq.measures import find_measure
     from pfedseq.methods import chosen
     from pfedseq.report.experiments import print_made, print_trials
@@ -221,7 +232,18 @@ def tune(
         interruptible("the same command continues"),
         SequenceDisplay(len(names) * trials * len(seed_numbers), folder) as display,
     ):
-        found = search(checked, names, seed_numbers, trials, folder, display.announce, tell_once())
+        found = search(
+            checked,
+            names,
+            seed_numbers,
+            trials,
+            folder,
+            display.announce,
+            tell_once(),
+            read_grid(grid) if grid else None,
+        )
     files = write_tuning(checked, found, folder)
     print_trials(found, find_measure(checked.run.headline))
     print_made(files, {})
+    if winners(found):
+        print(f"Run the best with: pfedseq run {files[-1]}")

@@ -1,4 +1,8 @@
-"""Grid searches on validation data, with one budget for every method.
+"""Searches on validation data, with one budget of trials and rounds for every method.
+
+What matters most comes first: the local rate, from the config's own upwards and downwards in steps
+of four for as long as it helps, then the method's own options, at the best rate. A grid that the
+user gives takes the place of both.
 
 The test data are not merely left unread: trials are run in a world where every client's validation
 examples stand in the place of its test examples, so that no trial can see any other.
@@ -9,25 +13,30 @@ from __future__ import annotations
 import csv
 import io
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from pfedseq.config import Config, dump_config
+from pfedseq.config import Config, dump_config, make_config
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
-from pfedseq.measures import find_measure
+from pfedseq.measures import Measure, find_measure
 from pfedseq.methods import find_method
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import Listener, Tell
 from pfedseq.runs.sweep import Entry, single, sweep
 from pfedseq.runs.world import World
 
-Values = Mapping[str, float]
-"""What a trial sets, by option of its method."""
+Grid = Mapping[str, Sequence[Any]]
+"""Values to try, by option: `lr` of every method, `methods.ditto.lr` of one, `adapter.alpha`."""
+RATE = "lr"
+RATE_STEP = 4.0
+"""Between two rates that are tried; less in the end, where nothing else is left to try."""
 
 
 @dataclass(frozen=True)
@@ -35,34 +44,129 @@ class Trial:
     """One choice of values for one method."""
 
     method: str
-    values: Values
+    values: Mapping[str, Any]
+    """What it sets: its method's options by name, others as `section.option`."""
     score: float | None = None
     """Mean validation headline over clients with the models they keep, over seeds; None: failed."""
+    loss: float = inf
+    """The same of the loss, which decides between equal scores."""
 
     @property
     def label(self) -> str:
         """Name of the trial's folder, such as `ditto/proximal_weight=0.1`."""
-        return f"{self.method}/{','.join(f'{k}={v:g}' for k, v in self.values.items())}"
+        return f"{self.method}/{self.shown(',') or 'as_configured'}"
+
+    def shown(self, separator: str = " ") -> str:
+        """`lr=0.1 proximal_weight=0.1`."""
+        return separator.join(f"{k}={_plain(v)}" for k, v in self.values.items())
 
 
-def trials(method: str, budget: int) -> list[Trial]:
-    """At most `budget` points of a method's grid: all of it, or a fixed random part."""
-    grid = find_method(method).grid
-    points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+def read_grid(given: Sequence[str]) -> dict[str, list[Any]]:
+    """`--grid key=v1,v2` as values by option; each value is read as TOML, or else as a string."""
+    grid: dict[str, list[Any]] = {}
+    for one in given:
+        key, _, text = one.partition("=")
+        values = [word.strip() for word in text.split(",") if word.strip()]
+        if not key.strip() or not values or key.strip() in grid:
+            raise InputError(f"--grid {one!r} must look like training.lr=0.01,0.1, once a key")
+        grid[key.strip().removeprefix("training.")] = [_value(word) for word in values]
+    return grid
+
+
+def grid_points(method: str, grid: Grid, budget: int) -> list[Trial]:
+    """At most `budget` points of a grid: all of it, or a fixed random part."""
+    own = {}
+    for key, values in grid.items():
+        section, _, rest = key.partition(".")
+        if section != "methods":
+            own[key] = values
+        elif rest.startswith(f"{method}."):
+            own[rest.removeprefix(f"{method}.")] = values
+    points = [dict(zip(own, values, strict=True)) for values in product(*own.values())]
     if len(points) > budget:
         kept = sorted(random.Random(f"tune {method}").sample(range(len(points)), budget))
         points = [points[number] for number in kept]
     return [Trial(method, point) for point in points]
 
 
-def at_edges(trial: Trial) -> list[str]:
-    """Options whose value is the smallest or largest of the grid: the best may lie beyond it."""
-    grid = find_method(trial.method).grid
-    return [
-        option
-        for option, value in trial.values.items()
-        if len(grid[option]) > 1 and value in (min(grid[option]), max(grid[option]))
-    ]
+@dataclass
+class Search:
+    """What to try next for one method, from what its trials came to."""
+
+    method: str
+    rate: float
+    """The config's own."""
+    budget: int
+    headline: Measure
+    grid: Grid | None = None
+    """The user's, in place of the search by itself."""
+    done: list[Trial] = field(default_factory=list)
+
+    def wanted(self) -> Iterator[Trial]:
+        """The next trial, for as long as the budget lasts; `done` has those before it."""
+        for trial in self._in_order():
+            if len(self.done) >= self.budget:
+                return
+            if trial.values not in [former.values for former in self.done]:
+                yield trial
+
+    def _in_order(self) -> Iterator[Trial]:
+        if self.grid is not None:
+            yield from grid_points(self.method, self.grid, self.budget)
+            return
+        for factor in (1.0, RATE_STEP, 1 / RATE_STEP):
+            yield self._at(self.rate * factor)
+        # Further in the direction that helped; some of the budget is for the method's own options.
+        own = {k: v for k, v in find_method(self.method).grid.items() if k != RATE}
+        while (beyond := self._beyond()) and (not own or len(self.done) < self.budget - 2):
+            yield self._at(beyond)
+        best = self.best_rate()
+        if own:
+            for point in grid_points(self.method, own, max(0, self.budget - len(self.done))):
+                yield Trial(self.method, {RATE: best, **point.values})
+        for part in (1 / 2, -1 / 2, 1 / 4, -1 / 4, 1 / 8, -1 / 8, 1 / 16, -1 / 16):
+            found = ranked(self.done, self.headline)[0].values
+            yield self._at(self.best_rate() * RATE_STEP**part, found)
+
+    def _at(self, rate: float, others: Mapping[str, Any] | None = None) -> Trial:
+        return Trial(self.method, {**(others or {}), RATE: float(f"{rate:.3g}")})
+
+    def _beyond(self) -> float | None:
+        """The next rate outwards, where the best so far is the smallest or largest."""
+        rates, best = [trial.values[RATE] for trial in self.done], self.best_rate()
+        if best == min(rates):
+            return best / RATE_STEP
+        return best * RATE_STEP if best == max(rates) else None
+
+    def best_rate(self) -> float:
+        """The rate of the best trial so far; the smallest where all failed."""
+        best = ranked(self.done, self.headline)[0]
+        failed = best.score is None
+        return float(min(t.values[RATE] for t in self.done) if failed else best.values[RATE])
+
+
+def ranked(trials: Sequence[Trial], headline: Measure) -> list[Trial]:
+    """The best first: by the headline, then by the lower loss; failed ones last."""
+
+    def rank(trial: Trial) -> tuple[float, float]:
+        return (-inf if trial.score is None else headline.rank(trial.score), -trial.loss)
+
+    return sorted(trials, key=rank, reverse=True)
+
+
+def at_edges(trial: Trial, tried: Sequence[Trial]) -> list[str]:
+    """Options whose best value is the smallest or largest that was tried: more may lie beyond."""
+    edges = []
+    for option, value in trial.values.items():
+        same = [t.values for t in tried if t.method == trial.method]
+        values = {one[option] for one in same if option in one}
+        if (
+            len(values) > 1
+            and isinstance(value, int | float)
+            and value in (min(values), max(values))
+        ):
+            edges.append(option)
+    return edges
 
 
 def without_test(config: Config) -> World:
@@ -85,33 +189,59 @@ def tune(
     out: Path,
     announce: Callable[[Entry], Listener | None],
     tell: Tell,
+    grid: Grid | None = None,
 ) -> list[Trial]:
     """Run the trials that `out` does not hold yet; returns all, each method's best first."""
-    wanted = [trial for method in methods for trial in trials(method, budget)]
-    entries = [
-        Entry(f"{trial.label}/seed_{seed}", _config_of(config, trial, seed))
-        for seed in seeds
-        for trial in wanted
-    ]
-    sweep(
-        entries,
-        out,
-        announce,
-        tell=tell,
-        failed=lambda entry, problem: tell(f"{entry.label} counts as failed: {problem}"),
-        build=without_test,
-    )
     headline = find_measure(config.run.headline)
-    scored = [replace(trial, score=_score(trial, seeds, out)) for trial in wanted]
-    return [
-        trial
-        for method in methods
-        for trial in sorted(
-            (t for t in scored if t.method == method),
-            key=lambda t: -inf if t.score is None else headline.rank(t.score),
-            reverse=True,
-        )
-    ]
+    found: list[Trial] = []
+    build = _one_world()
+    for method in methods:
+        rate = config.method_config(method).lr
+        search = Search(method, rate, budget, headline, grid)
+        for trial in search.wanted():
+            entries = [
+                Entry(
+                    f"{trial.label}/seed_{seed}", single(with_values(config, trial), method, seed)
+                )
+                for seed in seeds
+            ]
+            sweep(
+                entries,
+                out,
+                announce,
+                tell=tell,
+                failed=lambda entry, problem: tell(f"{entry.label} counts as failed: {problem}"),
+                build=build,
+            )
+            search.done.append(_scored(trial, seeds, out))
+        found += ranked(search.done, headline)
+    return found
+
+
+def _one_world() -> Callable[[Config], World]:
+    """`without_test` that builds a world anew only for a config that the last one cannot serve."""
+    worlds: list[World] = []
+
+    def build(config: Config) -> World:
+        if not worlds or not worlds[0].serves(config):
+            worlds[:] = [without_test(config)]
+        return worlds[0]
+
+    return build
+
+
+def with_values(config: Config, trial: Trial) -> Config:
+    """The same run with a trial's values."""
+    values = config.model_dump(exclude_none=True)
+    for key, value in trial.values.items():
+        *sections, option = key.split(".")
+        table = values
+        for section in sections or ("methods", trial.method):
+            table = table.setdefault(section, {})
+            if not isinstance(table, dict):
+                raise InputError(f"--grid {key}: {section!r} is not a section")
+        table[option] = value
+    return make_config(values)
 
 
 def winners(found: Sequence[Trial]) -> list[Trial]:
@@ -125,43 +255,59 @@ def winners(found: Sequence[Trial]) -> list[Trial]:
 
 def winning_config(config: Config, best: Sequence[Trial]) -> Config:
     """The same run with each method's best values."""
-    options = dict(config.methods)
     for trial in best:
-        options[trial.method] = {**options.get(trial.method, {}), **trial.values}
-    methods = tuple(trial.method for trial in best)
-    run = config.run.model_copy(update={"methods": methods})
-    return config.model_copy(update={"methods": options, "run": run}).resolved()
+        config = with_values(config, trial)
+    run = config.run.model_copy(update={"methods": tuple(trial.method for trial in best)})
+    return config.model_copy(update={"run": run}).resolved()
 
 
 def write_tuning(config: Config, found: Sequence[Trial], out: Path) -> list[Path]:
-    """All trials as CSV, and the winning config."""
+    """All trials as CSV, and ready configs: `best-METHOD.toml`, and `winner.toml` with all methods.
+
+    Where methods want different values of an option that they share, such as `adapter.alpha`, there
+    is no config for all of them.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "values", f"validation_{config.run.headline}"])
+    writer.writerow(["method", "values", f"validation_{config.run.headline}", "validation_loss"])
     for trial in found:
-        values = " ".join(f"{k}={v:g}" for k, v in trial.values.items())
-        writer.writerow([trial.method, values, "" if trial.score is None else repr(trial.score)])
-    files = [out / "trials.csv", out / "winner.toml"]
+        scores = ["", ""] if trial.score is None else [repr(trial.score), repr(trial.loss)]
+        writer.writerow([trial.method, trial.shown(), *scores])
+    files = [out / "trials.csv"]
     write_atomically(files[0], text.getvalue())
-    write_atomically(files[1], dump_config(winning_config(config, winners(found))))
+    best = winners(found)
+    wanted = {f"best-{trial.method}.toml": [trial] for trial in best}
+    shared = [{k: v for k, v in trial.values.items() if "." in k} for trial in best]
+    if best and all(values == shared[0] for values in shared):
+        wanted["winner.toml"] = best
+    for name, trials in wanted.items():
+        write_atomically(out / name, dump_config(winning_config(config, trials)))
+        files.append(out / name)
     return files
 
 
-def _config_of(config: Config, trial: Trial, seed: int) -> Config:
-    given = {**config.methods.get(trial.method, {}), **trial.values}
-    options = {**config.methods, trial.method: given}
-    return single(config.model_copy(update={"methods": options}), trial.method, seed)
-
-
-def _score(trial: Trial, seeds: Sequence[int], out: Path) -> float | None:
-    """Mean over seeds; None where one of them did not come to an end."""
-    scores = []
+def _scored(trial: Trial, seeds: Sequence[int], out: Path) -> Trial:
+    """With its means over seeds; a trial of which a seed did not come to an end has failed."""
+    scores, losses = [], []
     for seed in seeds:
         folder = RunFolder(out / trial.label / f"seed_{seed}")
         if not folder.summary.exists():
-            return None
-        mean = folder.read_summary().methods[trial.method].scores.validation_mean
-        if mean is None:  # the headline is defined on no client's validation data
-            return None
-        scores.append(mean)
-    return fmean(scores)
+            return trial
+        kept = folder.read_summary().methods[trial.method].scores
+        loss = kept.over_clients("loss", "validation")
+        if kept.validation_mean is None:  # the headline is defined on no client's validation data
+            return trial
+        scores.append(kept.validation_mean)
+        losses.append(inf if loss is None else loss.client_mean)
+    return replace(trial, score=fmean(scores), loss=fmean(losses))
+
+
+def _value(word: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {word}")["value"]
+    except tomllib.TOMLDecodeError:
+        return word
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).replace("/", "_")

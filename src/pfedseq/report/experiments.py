@@ -219,7 +219,7 @@ def print_trials(found: Sequence[Trial], headline: Measure) -> None:
     for trial in found:
         table.add_row(
             method_title(trial.method),
-            ", ".join(f"{option} = {value:g}" for option, value in trial.values.items()),
+            escape(trial.shown(", ") or "as configured"),
             "failed" if trial.score is None else headline.format(trial.score),
             style="bold" if trial in best else None,
         )
@@ -227,11 +227,10 @@ def print_trials(found: Sequence[Trial], headline: Measure) -> None:
     console.print(f"[italic]{what}, mean over clients[/italic]")
     console.print(table)
     for trial in best:
-        for option in at_edges(trial):
+        for option in at_edges(trial, found):
             console.print(
-                f"Warning: {method_title(trial.method)}'s best {option} = "
-                f"{trial.values[option]:g} lies at the edge of its grid: a better one may be "
-                "beyond it",
+                f"Warning: {method_title(trial.method)}'s best {option} = {trial.values[option]} "
+                "is the smallest or largest that was tried: a better one may lie beyond it",
                 soft_wrap=True,
             )
     for name in dict.fromkeys(trial.method for trial in found):
