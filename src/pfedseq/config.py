@@ -421,8 +421,15 @@ def make_config(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Con
 
 
 def dump_config(config: Config) -> str:
-    """The resolved config as TOML; keys without a value are left out."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    """The resolved config as TOML; a comment names the options of a section that are not set."""
+    values = config.model_dump(mode="json")
+    lines = []
+    for line in tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).splitlines():
+        lines.append(line)
+        section = values.get(line.strip("[]")) if line.startswith("[") else None
+        if isinstance(section, dict) and (unset := [k for k, v in section.items() if v is None]):
+            lines.append(f"# not set: {', '.join(unset)}")
+    return "\n".join(lines) + "\n"
 
 
 def _deep_copy(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -451,24 +458,58 @@ def _validated(model: type[Model], values: Any, where: str, *, only_look: bool =
     try:
         return model.model_validate(values, context={"only_look": only_look})
     except ValidationError as problem:
-        first = problem.errors()[0]
-        raise InputError(_explain(model, first, where)) from None
+        raise InputError(_explain(model, problem.errors(), where)) from None
 
 
-def _explain(model: type[BaseModel], error: Any, where: str) -> str:
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "epochs": "local_epochs",
+    "grad_clip": "clip_norm",
+    "gradient_clip": "clip_norm",
+    "max_grad_norm": "clip_norm",
+    "wd": "weight_decay",
+    "decay": "weight_decay",
+    "num_rounds": "rounds",
+    "clients": "num_clients",
+}
+"""What other programs call some options."""
+
+
+def _explain(model: type[BaseModel], errors: Sequence[Any], where: str) -> str:
     """One sentence for pydantic's first complaint, with the nearest key for an unknown one."""
-    path = [str(part) for part in error["loc"]]
+    error = errors[0]
+    path = _option_path(model, [str(part) for part in error["loc"]])
     key = where + ".".join(path)
     if error["type"] == "extra_forbidden":
         known = _fields_at(model, path[:-1])
-        near = get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        other = _OTHER_NAMES.get(path[-1])
+        near = [other] if other in known else get_close_matches(path[-1], known, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
         return f"unknown config key {key!r}: {hint}"
-    message = error["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
+    same = [e for e in errors if _option_path(model, [str(part) for part in e["loc"]]) == path]
+    said = dict.fromkeys(_said(e["msg"]) for e in same)
+    message = " or ".join(said).replace(" or input should be ", " or ")
     if not path:
         return f"config section {where.rstrip('.') or 'root'}: {message}"
     return f"config key {key} = {error['input']!r}: {message}"
+
+
+def _said(message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+def _option_path(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Where an option is, without what pydantic says of a union's members behind it."""
+    kept: list[str] = []
+    for part in path:
+        kept.append(part)
+        field = model.model_fields.get(part)
+        annotation = field.annotation if field is not None else None
+        if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
+            break
+        model = annotation
+    return kept
 
 
 def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:

@@ -1,41 +1,41 @@
-"""The Hugging Face hub's own messages, turned into one sentence."""
+"""The Hugging Face hub: is it there, and what to do where it is not."""
 
-import logging
-import sys
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
-_RETRY_WORDS = ("Retrying in", "thrown while requesting")
+SECONDS_TO_ANSWER = 3.0
+REMEDY = (
+    "fetch it where there is a network, `hf download ID --local-dir FOLDER` (data sets: "
+    "--repo-type dataset), and name the folder, or set HF_ENDPOINT to a mirror"
+)
 
 
-class _SayOnce(logging.Filter):
-    """Replaces the client's two lines per attempt by one sentence for all attempts."""
+def hub_answers() -> bool:
+    """Whether something listens where the hub, or the proxy before it, should be."""
+    from huggingface_hub import constants
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.said = False
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not any(words in record.getMessage() for words in _RETRY_WORDS):
+    proxy = next((os.environ[k] for k in ("HTTPS_PROXY", "https_proxy") if os.environ.get(k)), "")
+    place = urlsplit(proxy or constants.ENDPOINT)
+    port = place.port or (80 if place.scheme == "http" else 443)
+    try:
+        with socket.create_connection((place.hostname or "", port), SECONDS_TO_ANSWER):
             return True
-        if not self.said:
-            self.said = True
-            print(
-                "pfedseq: the hub does not answer; trying again for half a minute", file=sys.stderr
-            )
+    except OSError:
         return False
 
 
 @contextmanager
-def one_sentence_of_retries() -> Iterator[None]:
-    """While this is open, an unreachable hub is spoken of once."""
-    # Filters of a logger do not see its children's records; those of its handlers do.
-    handlers = list(logging.getLogger("huggingface_hub").handlers)
-    say_once = _SayOnce()
-    for handler in handlers:
-        handler.addFilter(say_once)
+def without_waiting() -> Iterator[None]:
+    """Where the hub cannot be reached, look into its cache alone, instead of trying for minutes."""
+    from huggingface_hub import constants
+
+    asked = constants.HF_HUB_OFFLINE
+    if not asked and not hub_answers():
+        constants.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        for handler in handlers:
-            handler.removeFilter(say_once)
+        constants.HF_HUB_OFFLINE = asked

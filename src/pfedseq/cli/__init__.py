@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     epilog="Start with: `pfedseq run demo`",
+    suggest_commands=False,  # click does so already
 )
 for command in (
     run.run,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,11 +106,11 @@ def show(
     size: Size = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the partition.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Picture to write. Default: SOURCE-clients.png.")
+        Path | None, typer.Option(help="Also draw the distribution into this file, e.g. data.png.")
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show how many examples of each class every client has, as a table and a picture.
+    """Show how many examples of each class every client has; with --out, also as a picture.
 
     Examples:
 
@@ -127,12 +126,12 @@ def show(
     config = _config(name, source, size, overrides, seed)
     with StepDisplay() as display:
         data = load_data(config.data, config.run.seed, display.report)
-    plain_name = re.sub(r"[^\w.-]+", "-", data.examples.name)
-    picture = out or Path(f"{plain_name}-clients.png")
-    draw_distribution(data, picture)
     examples = data.examples
-    print_clients(describe_data(data), examples.class_names, picture, examples.unit)
-    print_notes([*data.examples.notes, *remarks(data), *undrawable(data)])
+    if out is not None:
+        draw_distribution(data, out)
+    print_clients(describe_data(data), examples.class_names, out, examples.unit)
+    unseen = undrawable(data) if out is not None else []
+    print_notes([*examples.notes, *remarks(data), *unseen])
 
 
 def _config(

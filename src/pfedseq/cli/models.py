@@ -64,8 +64,12 @@ def predict(
     index = models.find(client)
     model = models.load(index)
     unit = model.reader.unit
-    named = find_kind(unit).find(examples)
-    found, problems = [], []
+    named, found, problems = [], [], []
+    for example in examples:  # one that is missing keeps nobody from the others
+        try:
+            named += find_kind(unit).find([example])
+        except InputError as missing:
+            problems.append(missing)
     with StepDisplay() as display:
         for outcome in predict_found(model, named, top, display.report):
             if isinstance(outcome, Prediction):

@@ -162,6 +162,7 @@ def _show(config: Any, work: Any, folder: Path, track: str | None) -> None:
     for sentence in config.advice():
         print(f"pfedseq: warning: {sentence}", file=sys.stderr)
     with interruptible(f"`pfedseq resume {folder}` continues"):
+        RunFolder(folder).check_options(config)  # before rounds of another run are shown
         earlier = RunFolder(folder).by_method()
         with ProgressDisplay(config.run.methods, config.run.rounds, earlier) as display:
 

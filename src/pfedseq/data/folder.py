@@ -13,8 +13,10 @@ from pfedseq.errors import InputError
 from pfedseq.words import count, some
 
 
-def open_folder(location: Location, layout: str) -> Source:
+def open_folder(location: Location, layout: str, advice: str | None = None) -> Source:
     """All images that lie as deep as `layout` says, such as `owner/class/*.jpg`.
+
+    `advice` is what to do about one that does not, where `data.layout` is not the way.
 
     Images at another depth are an error: leaving them out silently would change the data set.
     """
@@ -25,9 +27,12 @@ def open_folder(location: Location, layout: str) -> Source:
     for name in tree.images():
         folders = PurePosixPath(name).parts[:-1]
         if len(folders) != len(levels):
+            needs = (
+                f"data.layout = {layout!r} needs {len(levels)}" if advice is None else "not in one"
+            )
             raise InputError(
-                f"{name} in {path} lies in {count(len(folders), 'folder')}, but data.layout = "
-                f"{layout!r} needs {len(levels)}: change data.layout, or move the file"
+                f"{name} in {path} lies in {count(len(folders), 'folder')}, but {needs}: "
+                f"{advice or 'change data.layout, or move the file'}"
             )
         found.append((name, dict(zip(levels, folders, strict=True))))
     if not found:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pfedseq.data.parquet import Column, Table, image_of_row
 from pfedseq.data.source import Block, RawImage, block_ranges
 from pfedseq.errors import InputError
-from pfedseq.hub_access import one_sentence_of_retries
+from pfedseq.hub_access import REMEDY, without_waiting
 
 
 def hub_table(hub_id: str) -> Table:
@@ -27,12 +27,12 @@ def hub_table(hub_id: str) -> Table:
         ) from None
     name, _, configuration = hub_id.partition(":")
     try:
-        with one_sentence_of_retries():
+        with without_waiting():
             loaded = datasets.load_dataset(name, configuration or None)
     except Exception as fault:  # network, hub, format and cache errors have no common base
         raise InputError(
-            f"cannot fetch {hub_id} from the hub ({str(fault).splitlines()[0]}): check the id and "
-            "the network, or give a local folder of its parquet files as data.source"
+            f"cannot fetch {hub_id} from the hub ({str(fault).splitlines()[0]}): check the id, or, "
+            f"if the hub cannot be reached, {REMEDY} as data.source"
         ) from fault
     return table_of_splits(hub_id, loaded)
 

@@ -62,7 +62,7 @@ def print_notes(notes: Sequence[str]) -> None:
 
 
 def print_clients(
-    rows: Sequence[ClientRow], class_names: Sequence[str], picture: Path, unit: str = "image"
+    rows: Sequence[ClientRow], class_names: Sequence[str], picture: Path | None, unit: str = "image"
 ) -> None:
     """Clients × classes: all counts where they fit, else each client's most frequent classes."""
     table = _clients_table(rows, class_names, every_class=True)
@@ -70,7 +70,8 @@ def print_clients(
     if Measurement.get(console, unbounded, table).maximum > console.width:
         table = _clients_table(rows, class_names, every_class=False)
     _print(table, f"{unit.capitalize()}s of each client")
-    console.print(f"Picture: {escape(str(picture))}", soft_wrap=True)
+    if picture is not None:
+        console.print(f"Picture: {escape(str(picture))}", soft_wrap=True)
 
 
 def _clients_table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers.utils import cached_file, logging
 
 from pfedseq.errors import InputError
 from pfedseq.files import read_object
-from pfedseq.hub_access import one_sentence_of_retries
+from pfedseq.hub_access import REMEDY, without_waiting
 from pfedseq.model.encoders.family import Family
 from pfedseq.model.encoders.vit.timm_weights import UNREADABLE, reason
 from pfedseq.model.geometry import name_some
@@ -29,16 +29,17 @@ def read_config(name: str) -> dict[str, Any]:
 
 def find_file(name: str, filename: str) -> str:
     """Path of one file of a local folder or hub repository."""
+    local = Path(name).is_dir()
     looks_like_hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
-    if not Path(name).is_dir() and not looks_like_hub_id:
+    if not local and not looks_like_hub_id:
         raise InputError(f"backbone {name!r} is neither a folder that exists nor a hub id")
     try:
-        with one_sentence_of_retries():
+        with nullcontext() if local else without_waiting():
             path = cached_file(name, filename)
     except OSError as error:
+        remedy = "" if local else f"; if the hub cannot be reached, {REMEDY}"
         raise InputError(
-            f"backbone {name!r} has no {filename} that can be read (a folder, or a model hub that "
-            f"this machine can reach, is needed): {reason(error)}"
+            f"backbone {name!r} has no {filename} that can be read: {reason(error)}{remedy}"
         ) from error
     if path is None:
         raise InputError(f"backbone folder {name!r} has no {filename}")
@@ -47,7 +48,7 @@ def find_file(name: str, filename: str) -> str:
 
 def find_optional(name: str, filename: str) -> dict[str, Any]:
     """A JSON object of a folder or hub repository; {} where there is none."""
-    with one_sentence_of_retries():
+    with nullcontext() if Path(name).is_dir() else without_waiting():
         path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
     return (read_object(Path(path)) if path else None) or {}
 

@@ -133,7 +133,8 @@ class LabelledImages:
     def __init__(self, path: Path) -> None:
         if not path.exists():
             raise InputError(f"there is no file or folder {path}: check --data")
-        self.path, self.source = path, open_folder(Location(path.resolve(), None), "class")
+        advice = "give a --data folder that holds one folder for each class"
+        self.path, self.source = path, open_folder(Location(path.resolve(), None), "class", advice)
 
     def labels(self, class_names: Sequence[str]) -> NDArray[np.int64]:
         """(n,) in the numbering of `class_names`; refuses classes that are not among them."""
