@@ -33,6 +33,9 @@ def test_unknown_keys_name_the_nearest():
         ("engine.device=tpu", "engine.device = 'tpu'.*'cpu'"),
         ("adapter.targets=['querry']", "adapter.targets"),
         ("run.methods=[]", "run.methods"),
+        ("adapter.layers=true", "^config key adapter.layers = True: .* string or a valid tuple$"),
+        ("training.grad_clip=1", "'training.grad_clip': did you mean 'clip_norm'"),
+        ("training.banana=1", "'training.banana': known are .*, lr, "),
         ("rounds=3", "section.key=value"),
         ("run.rounds", "section.key=value"),
     ],
@@ -72,6 +75,7 @@ def test_resolved_config_survives_its_file(tmp_path):
     path.write_text(dump_config(config))
     assert load_config(path) == config
     assert "max_sequence_length = 20" in path.read_text(), "defaults are written out"
+    assert "\n[data]\n# not set: source, store, " in path.read_text()
 
 
 def test_files_that_are_missing_or_broken(tmp_path):

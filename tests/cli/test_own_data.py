@@ -212,7 +212,11 @@ def test_preparing_says_what_it_met(command, place):
     assert code == 0
     assert "São Paulo" in out
     assert "Note: left out 2 images" in out
-    assert (place / "elsewhere/photos-clients.png").exists()
+    assert not list((place / "elsewhere").glob("*.png")), "a picture is drawn only where asked for"
+    assert "Picture" not in out
+    code, out, _ = command("data", "show", *options[2:], "--out", place / "who.png")
+    assert "who.png" in out
+    assert (place / "who.png").exists()
 
 
 def test_interrupted_preparing_says_what_stays_and_goes_on(command, place, monkeypatch):

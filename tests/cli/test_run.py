@@ -192,9 +192,10 @@ def test_earlier_results_are_left_alone(command, quick, tmp_path):
     out = tmp_path / "out"
     command("run", quick, "--out", out, "--rounds", 1)
     before = (out / "metrics.jsonl").read_bytes()
-    code, _, err = command("run", quick, "--out", out)
+    code, printed, err = command("run", quick, "--out", out)
     assert code == 2
     assert "already holds a run" in err
+    assert "finished earlier" not in printed, "these rounds are another run's"
     assert (out / "metrics.jsonl").read_bytes() == before
 
 

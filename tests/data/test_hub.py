@@ -1,5 +1,6 @@
 import io
 import logging
+import socket
 import sys
 
 import numpy as np
@@ -7,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_samples import png
+from huggingface_hub import constants
 
 from pfedseq.data import DataConfig, load_data, load_images
 from pfedseq.data.cifar import open_cifar
@@ -184,3 +186,26 @@ def test_an_unreachable_hub_is_spoken_of_once(monkeypatch, capsys):
         hub_table("me/mine")
     assert capsys.readouterr().err.count("the hub does not answer; trying again") == 1
     assert written.getvalue() == "something else is worth knowing\n"
+
+
+def test_a_hub_that_cannot_be_reached_is_not_waited_for_and_the_remedy_is_named(monkeypatch):
+    seen = []
+
+    def look(name, configuration):
+        seen.append(constants.HF_HUB_OFFLINE)
+        raise ConnectionError("no route")
+
+    for proxy in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(datasets, "load_dataset", look)
+    with pytest.raises(InputError, match=r"`hf download ID --local-dir FOLDER`.*HF_ENDPOINT"):
+        hub_table("me/mine")
+    assert seen == [True]
+    assert constants.HF_HUB_OFFLINE is False
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(InputError, match="cannot fetch"):
+            hub_table("me/mine")
+    assert seen == [True, False]

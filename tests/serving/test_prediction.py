@@ -115,6 +115,21 @@ def test_what_cannot_be_read_is_named_and_the_others_are_predicted(command, fini
     ]
 
 
+def test_a_missing_file_keeps_nobody_from_the_others(command, finished, photos):
+    good, gone = photos / "mill/whole/000.png", photos / "mill/whole/none.png"
+    code, out, err = command("predict", finished, "-c", "mill", gone, good)
+    assert code == 2
+    assert out.startswith(f"{good}: ")
+    assert err.splitlines() == [f"pfedseq: there is no image {gone}"]
+
+
+def test_evaluating_on_deeper_folders_names_the_option_that_there_is(command, finished, photos):
+    code, _, err = command("evaluate", finished, "--data", photos)
+    assert code == 2
+    assert "give a --data folder that holds one folder for each class" in err
+    assert "data.layout" not in err
+
+
 def test_many_images_come_in_their_order(finished, photos, monkeypatch):
     monkeypatch.setattr("pfedseq.serving.prediction.PREDICTION_BATCH", 4)
     model = ClientModels.open(finished, "local").load(1)

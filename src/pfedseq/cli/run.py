@@ -162,8 +162,9 @@ def _show(config: Any, work: Any, folder: Path, track: str | None) -> None:
     for sentence in config.advice():
         print(f"pfedseq: warning: {sentence}", file=sys.stderr)
     with interruptible(f"`pfedseq resume {folder}` continues"):
-        RunFolder(folder).check_options(config)  # before rounds of another run are shown
-        earlier = RunFolder(folder).by_method()
+        home = RunFolder(folder)
+        # Rounds of a run with other options are not shown as if they were of this one.
+        earlier = home.by_method() if home.other_options(config) is None else {}
         with ProgressDisplay(config.run.methods, config.run.rounds, earlier) as display:
 
             def listen(record: Any) -> None:

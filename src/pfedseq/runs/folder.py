@@ -70,8 +70,16 @@ class RunFolder:
 
     def check_options(self, wanted: Config) -> None:
         """Refuse to continue a run that was begun with other options."""
+        if changed := self.other_options(wanted):
+            raise InputError(
+                f"{self.path} holds a run with other options ({changed}); choose another --out, or "
+                "delete that folder"
+            )
+
+    def other_options(self, wanted: Config) -> str | None:
+        """What `wanted` has otherwise than the run that is here; None where nothing is."""
         if not self.config.exists():
-            return
+            return None
         saved, asked = load_config(self.config), wanted.model
         used = saved.model  # with the normalisation that the backbone got
         filled = asked.model_copy(
@@ -79,11 +87,7 @@ class RunFolder:
         )
         sized = wanted.with_image_size(saved.data.image_size)
         now = config_values(sized.model_copy(update={"model": filled}))
-        if changed := difference(config_values(saved), now):
-            raise InputError(
-                f"{self.path} holds a run with other options ({changed}); choose another --out, or "
-                "delete that folder"
-            )
+        return difference(config_values(saved), now)
 
     @property
     def finished(self) -> bool:
