@@ -141,7 +141,7 @@ def test_a_bare_name_means_the_papers_scenario(name, partition, num_clients, siz
     assert (config.partition, config.num_clients) == (partition, num_clients)
     assert config.side == size
     assert (config.alpha, config.train_fraction, config.validation_fraction) == (0.1, 0.75, 0.1)
-    assert config.keep_test_split is (name == "domainnet")
+    assert bool(config.keep_test_split) is (name == "domainnet")
     assert DataConfig(**config.model_dump()) == config
 
 

@@ -204,7 +204,7 @@ def test_resuming_needs_a_run(tmp_path):
 
 def test_what_the_user_should_know_is_told_first(world, tmp_path, monkeypatch):
     noted, told = replace(world, notes=("one thing", "another")), []
-    monkeypatch.setattr(World, "build", lambda config: noted)
+    monkeypatch.setattr(World, "build", lambda config, *_: noted)
 
     def stop(record):
         raise KeyboardInterrupt
