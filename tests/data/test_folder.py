@@ -143,7 +143,7 @@ def test_scans_of_16_bits_reach_the_store_with_contrast_and_a_window_is_another_
     assert 100 < windowed.images.mean() < 180
     for wrong, sentence in (
         ({**given, "window": (5, 5)}, "with low < high"),
-        ({"name": "pacs", "window": (0, 9)}, "window is for folder and hub"),
+        ({"name": "pacs", "window": (0, 9)}, "window is for folder, hub and table"),
     ):
         with pytest.raises(ValueError, match=sentence):
             DataConfig.model_validate(wrong)
