@@ -205,4 +205,4 @@ def test_the_app_is_thin_and_flower_accepts_it(tmp_path):
 
     assert call("app", tmp_path / "app").exit_code == 0
     assert len(build_fab_from_disk(tmp_path / "app")) < 20_000
-    assert "exists already" in str(call("app", tmp_path / "app").exception)
+    assert "already exists" in str(call("app", tmp_path / "app").exception)

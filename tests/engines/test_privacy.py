@@ -16,7 +16,7 @@ from pfedseq.methods import METHODS
 from pfedseq.params import Params
 from tests.toys import quadratic_federation, random_centers
 
-SENT_TO_TOYS = {"adapter": torch.full((2, 5), 0.5), "head": torch.full((3,), -0.5)}
+SENT_TO_TOYS = {n: torch.full_like(x, 0.5) for n, x in random_centers(1)[0].tensors().items()}
 SENT = {"adapter": torch.full((3, 4), 5.0), "head": torch.full((8,), 7.0)}
 
 
