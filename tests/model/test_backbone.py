@@ -232,8 +232,8 @@ def test_misfitting_folder_is_refused(
 def test_folder_without_weights_or_with_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no config\.json"):
         load_backbone(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deit"}))
-    with pytest.raises(InputError, match="model_type 'deit'"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "blip"}))
+    with pytest.raises(InputError, match="model_type 'blip'"):
         load_backbone(str(tmp_path))
     oblong = {"model_type": "vit", "image_size": [224, 112]}
     (tmp_path / "config.json").write_text(json.dumps(oblong))

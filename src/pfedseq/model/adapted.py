@@ -17,7 +17,6 @@ from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import SeededDropout, inject, merged_weights
 from pfedseq.model.encoders.encoder import Encoder, Stacked, Towers
 from pfedseq.model.encoders.parts import same_weights
-from pfedseq.model.feature_length import feature_length
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.params import Params
 from pfedseq.seeding import derive_seed, seeded, torch_generator
@@ -62,7 +61,7 @@ class AdaptedModel:
         weights = dict(module.named_parameters())
         head = torch.zeros(num_classes * (self.feature_dim + 1))
         head[:-num_classes].normal_(std=HEAD_STD, generator=torch_generator(seed, "head"))
-        self.units = Units(adapter.scale, feature_length(self._plain), num_classes)
+        self.units = Units(adapter.scale, encoder.feature_length(self._plain), num_classes)
         self.initial = Params(
             self.layout.flatten(weights).detach().clone(),
             head.to(next(module.parameters()).device),

@@ -24,6 +24,8 @@ class Places(NamedTuple):
     """What stands before a layer's number: where the list of layers is in the model."""
     formerly: Mapping[str, Target] = {}
     """Names of projections in adapters that were saved by earlier versions of transformers."""
+    outside: tuple[str, ...] = ()
+    """Modules beyond the blocks whose names end as those of projections."""
 
 
 MODULES: dict[Target, str] = {
@@ -64,7 +66,8 @@ def peft_config(adapter: AdapterConfig, depth: int, places: Places = VIT) -> Pef
     layers = [f"{places.layers}.{k}." for k in adapter.layers_of(depth)]
     names = {target: places.modules[target] for target in adapter.targets}
     endings = [f".{name}" for name in names.values()]
-    alone = not any(name.endswith(end) for name in places.modules.values() for end in endings)
+    others = (*places.modules.values(), *places.outside)
+    alone = not any(name.endswith(end) for name in others for end in endings)
     if adapter.layers == "all" and alone:
         layers = [""]
     modules = [layer + name for layer in layers for name in names.values()]

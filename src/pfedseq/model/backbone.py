@@ -119,6 +119,19 @@ class Backbone:
     def check(self, adapter: AdapterConfig) -> None:
         """Refuse targets that the blocks do not have."""
         self.family.check(adapter, self.name)
+        for target in adapter.targets:
+            place = f"{self.places.layers}.0.{self.places.modules[target]}"
+            try:
+                self.model.get_submodule(place)
+            except AttributeError:
+                raise InputError(
+                    f"adapter.targets names {target!r}, which backbone {self.name!r} does not have "
+                    f"(there is no {place}): leave it out"
+                ) from None
+
+    def feature_length(self, tower: nn.Module) -> float:
+        """The root mean square length of features."""
+        return self.family.feature_length(tower)
 
     def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
         """The encoder in two towers, cut below layer `first`."""
@@ -143,8 +156,9 @@ class Backbone:
         return self.family.checksum(self._part(self.model, self.num_layers, True))
 
     def _part(self, model: nn.Module, num_layers: int, to_the_top: bool) -> Part:
-        pool = self.family.pool if to_the_top else None
-        return ImagePart(model, num_layers, self.family.options(self.model.config), pool)
+        family, size = self.family, self.image_size
+        options, pool = family.options(self.model.config), family.pool if to_the_top else None
+        return ImagePart(model, num_layers, options, lambda m, x: family.run(m, x, size), pool)
 
 
 def load_backbone(
@@ -221,7 +235,7 @@ def _of_family(
     size = own if image_size is None else image_size
     if size != own:
         family.resize(model, size, name)
-    chosen = normalisation(name, mean, std, find_optional(name, PROCESSOR_FILE))
+    chosen = normalisation(name, mean, std, _processor(name))
     return Backbone(
         model=model,
         mean=chosen.mean,
@@ -232,6 +246,12 @@ def _of_family(
         as_published=_is_hub_id(name) and size == own,
         family=family,
     )
+
+
+def _processor(name: str) -> dict[str, Any]:
+    """What a folder or repository says of its image processor."""
+    said = find_optional(name, PROCESSOR_FILE)
+    return said or find_optional(name, "processor_config.json").get("image_processor", {})
 
 
 def _is_hub_id(name: str) -> bool:
@@ -308,7 +328,7 @@ def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
             f"backbone {name!r} has {geometry} in its config.json; square images and patches "
             "(one number each) and 3 channels are needed"
         )
-    return _transformers_weights(name), find_optional(name, PROCESSOR_FILE)
+    return _transformers_weights(name), _processor(name)
 
 
 def _timm_weights(name: str) -> Path:

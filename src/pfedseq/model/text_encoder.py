@@ -116,6 +116,10 @@ class TextEncoder:
         """Several clients' features in one pass."""
         return self.family.stacked(plain, adapter, layout, self.num_layers, precision)
 
+    def feature_length(self, tower: nn.Module) -> float:
+        """The root mean square length of features."""
+        return self.family.feature_length(tower)
+
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Several clients' texts as one batch, padded to the longest."""
         return joined(parts, self.padding)

@@ -7,7 +7,21 @@ their own under the entry-point group `pfedseq.encoders`.
 from __future__ import annotations
 
 from pfedseq.errors import InputError
-from pfedseq.model.encoders import bert, distilbert, modernbert, mpnet, roberta
+from pfedseq.model.encoders import (
+    beit,
+    bert,
+    clip,
+    deit,
+    dinov2,
+    dinov3,
+    distilbert,
+    modernbert,
+    mpnet,
+    roberta,
+    siglip,
+    siglip2,
+    vit_mae,
+)
 from pfedseq.model.encoders.family import Family, Unit
 from pfedseq.model.encoders.vit import family as vit
 from pfedseq.plugins import Registry
@@ -18,6 +32,14 @@ FAMILIES: Registry[Family] = Registry(
     Family,
     [
         vit.FAMILY,
+        deit.FAMILY,
+        beit.FAMILY,
+        vit_mae.FAMILY,
+        dinov2.FAMILY,
+        dinov3.FAMILY,
+        clip.FAMILY,
+        siglip.FAMILY,
+        siglip2.FAMILY,
         bert.FAMILY,
         roberta.FAMILY,
         distilbert.FAMILY,
@@ -25,6 +47,21 @@ FAMILIES: Registry[Family] = Registry(
         mpnet.FAMILY,
     ],
 )
+
+UNEQUAL = (
+    *("swin", "swinv2", "convnext", "convnextv2", "resnet", "regnet", "efficientnet", "cvt"),
+    *(
+        "mobilenet_v1",
+        "mobilenet_v2",
+        "mobilevit",
+        "mobilevitv2",
+        "pvt",
+        "pvt_v2",
+        "hiera",
+        "levit",
+    ),
+)
+"""Model types of image encoders whose blocks differ from stage to stage."""
 
 
 def find_family(model_type: object, unit: Unit, backbone: str) -> Family:
@@ -37,8 +74,13 @@ def find_family(model_type: object, unit: Unit, backbone: str) -> Family:
                     f"the data are {unit}s: name another model.backbone"
                 )
             return family
-    known = sorted(name for f in FAMILIES.values() if f.unit == unit for name in f.model_types)
+    known = ", ".join(family.title for family in FAMILIES.values() if family.unit == unit)
+    if model_type in UNEQUAL:
+        raise InputError(
+            f"backbone {backbone!r} is a {model_type!r}, whose blocks are of several sizes, and "
+            f"adapters need equal blocks; for {unit}s there are {known}"
+        )
     raise InputError(
         f"backbone {backbone!r} has model_type {model_type!r} in its config.json; for {unit}s "
-        f"there are {', '.join(known)}"
+        f"there are {known} (`pfedseq backbones` lists them)"
     )

@@ -94,6 +94,9 @@ class Encoder(Protocol):
     def check(self, adapter: AdapterConfig) -> None:
         """Refuse an adapter that does not fit the blocks."""
 
+    def feature_length(self, tower: nn.Module) -> float:
+        """The root mean square length of the features that a tower to the top gives."""
+
     @property
     def has_classifier(self) -> bool:
         """Whether transformers has a class with a layer `classifier` on the features used here."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
 
 from pfedseq.errors import InputError
 from pfedseq.model.adapter_config import AdapterConfig
@@ -15,6 +16,7 @@ from pfedseq.model.adapters import Places
 from pfedseq.model.encoders.encoder import Stacked, Towers
 from pfedseq.model.encoders.parts import Part, cut, same_weights
 from pfedseq.model.encoders.stacked import StackedPart
+from pfedseq.model.feature_length import feature_length
 from pfedseq.model.layout import AdapterLayout
 
 Unit = Literal["image", "text"]
@@ -30,6 +32,19 @@ def pooler_output(outputs: Any) -> Tensor:
     """What the model's own pooling gives (B, F)."""
     token: Tensor = outputs.pooler_output
     return token
+
+
+def blocks_and_norm(model: Any, tokens: Tensor) -> BaseModelOutput:
+    """A ViT's outputs for what its first block is given (B, T, F)."""
+    for block in model.layers:
+        tokens = block(tokens, None)
+    return BaseModelOutput(last_hidden_state=model.layernorm(tokens))
+
+
+_PYTHON: dict[Callable[[Any], Tensor], str] = {
+    class_token: "last_hidden_state[:, 0]",
+    pooler_output: "pooler_output",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +74,8 @@ class Family:
     """The class of transformers that loads it."""
     load_options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of transformers' `from_pretrained`, such as `add_pooling_layer=False`."""
+    other_towers: tuple[str, ...] = ()
+    """What the names of a whole checkpoint's other weights begin with; they are left unread."""
     has_classifier: bool = False
     """Whether transformers has a class with a layer `classifier` on the features used here."""
     fast_paths: tuple[str, ...] = ("prefix", "stacked passes")
@@ -92,9 +109,27 @@ class Family:
             f"{image_size}: set data.image_size"
         )
 
+    def run(self, model: nn.Module, inputs: Tensor, image_size: int) -> Any:
+        """For images: transformers' outputs for pixels (B, 3, S, S).
+
+        Of a model that is cut below a block, for the tokens (B, T, F) that the block is given.
+        """
+        return model(pixel_values=inputs)
+
+    def call(self, config: Any) -> str:
+        """For images: Python for features (B, F) out of a `model` and pixels in `inputs`."""
+        return f"model(**inputs).{_PYTHON[self.pool]}"
+
+    def feature_length(self, tower: nn.Module) -> float:
+        """The root mean square length of features, known from the weights of a whole tower."""
+        return feature_length(tower)
+
     def options(self, config: Any) -> tuple[object, ...]:
         """How the blocks compute beyond their weights, for checksums."""
+        keys: tuple[str, ...]
         keys = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "norm_eps")
+        if self.unit == "image":
+            keys += ("image_size", "patch_size", "rope_theta", "use_mean_pooling")
         return tuple(getattr(config, key, None) for key in keys)
 
     def checksum(self, whole: Part) -> str:

@@ -77,7 +77,11 @@ def refuse_unfit(name: str, family: Family, report: dict[str, Any]) -> None:
     """Refuse weights that are missing, of another shape, or of blocks that the config has not."""
     blocks = family.places.layers.split(".")[-1]
     missing = sorted(report["missing_keys"])
-    unexpected = sorted(k for k in report["unexpected_keys"] if blocks in k.split("."))
+    unexpected = sorted(
+        key
+        for key in report["unexpected_keys"]
+        if blocks in key.split(".") and not key.startswith(family.other_towers)
+    )
     misshapen = sorted(f"{key} {tuple(shape)}" for key, shape, _ in report["mismatched_keys"])
     if missing or unexpected or misshapen:
         raise InputError(

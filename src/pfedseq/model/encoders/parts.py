@@ -8,7 +8,7 @@ above by nothing. Weights and adapters keep the names they have in the whole mod
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -94,17 +94,26 @@ def _put(model: nn.Module, name: str, module: nn.Module) -> None:
 class ImagePart(Part):
     """A stretch of an image encoder.
 
-    From the bottom it takes normalised images (B, 3, S, S), else tokens (B, T, F); to the top it
-    gives the features that `pool` makes of transformers' outputs, else tokens.
+    From the bottom it takes normalised images (B, 3, S, S), else tokens (B, T, F); `run` makes
+    transformers' outputs of them. To the top it gives the features that `pool` makes of the
+    outputs, else tokens.
     """
 
-    def __init__(self, model: nn.Module, num_layers: int, options: tuple[object, ...], pool: Any):
+    def __init__(
+        self,
+        model: nn.Module,
+        num_layers: int,
+        options: tuple[object, ...],
+        run: Callable[[nn.Module, Tensor], Any],
+        pool: Callable[[Any], Tensor] | None,
+    ) -> None:
         super().__init__()
-        self.model, self.num_layers, self.options, self.pool = model, num_layers, options, pool
+        self.model, self.num_layers, self.options = model, num_layers, options
+        self.run, self.pool = run, pool
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Compute with the signature that transformers calls."""
-        outputs = self.model(pixel_values=inputs)
+        """Compute the outputs as transformers does."""
+        outputs = self.run(self.model, inputs)
         pooled: Tensor = outputs.last_hidden_state if self.pool is None else self.pool(outputs)
         return pooled
 

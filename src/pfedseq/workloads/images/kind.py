@@ -19,30 +19,13 @@ from pfedseq.errors import InputError
 from pfedseq.model.backbone import Backbone, load_backbone
 from pfedseq.model.encoders.encoder import Encoder
 from pfedseq.words import some
+from pfedseq.workloads.headless import write_head
 from pfedseq.workloads.images import published
 from pfedseq.workloads.images.reader import AskedBackbone, asked_backbone
 from pfedseq.workloads.images.uploads import check_image
 from pfedseq.workloads.kinds import ExportCard, Found
 from pfedseq.workloads.personal import Example, PersonalModel, Raw
 from pfedseq.workloads.uploads import Refused
-
-_USE = """\
-from pathlib import Path
-
-from peft import PeftModel
-from PIL import Image
-from transformers import AutoImageProcessor, ViTForImageClassification
-
-folder = Path({folder})
-backbone = {backbone}
-class_names = {class_names}
-
-classifier = ViTForImageClassification.from_pretrained(backbone, num_labels=len(class_names))
-model = PeftModel.from_pretrained(classifier, folder).eval()
-processor = AutoImageProcessor.from_pretrained(folder)
-image = Image.open("photo.png").convert("RGB")
-logits = model(**processor(image, return_tensors="pt")).logits
-print(class_names[int(logits.argmax())])"""
 
 
 class ImageKind:
@@ -86,11 +69,13 @@ class ImageKind:
         return content
 
     def check_exportable(self, personal: PersonalModel) -> None:
-        """Refuse registers, and families without a classifier of transformers."""
-        published.refuse_unpublishable(_backbone(personal.model.encoder))
+        """Refuse a ViT with registers."""
+        published.refuse_registers(_backbone(personal.model.encoder))
 
     def complete(self, personal: PersonalModel, folder: Path) -> None:
-        """Nothing: PEFT's files have the head as well."""
+        """The head, where transformers has no classifier that PEFT's files could name it by."""
+        if not personal.model.encoder.has_classifier:
+            write_head(personal, folder)
 
     def is_published(self, encoder: Encoder) -> bool:
         """Whether the hub has it as it is."""
@@ -114,17 +99,19 @@ class ImageKind:
         """Accept every image model."""
 
     def write_merged(self, personal: PersonalModel, folder: Path) -> None:
-        """Write a `ViTForImageClassification` with the adapter merged in."""
+        """Write a `ViTForImageClassification`, or an encoder with the head beside it."""
         published.write_merged(personal, folder)
 
     def card(
         self, personal: PersonalModel, backbone: str, class_names: str, folder: str
     ) -> ExportCard:
-        """Text of the model card for a ViT."""
-        code = _USE.format(folder=folder, backbone=backbone, class_names=class_names)
-        return ExportCard(
-            "image-classification", ("vit",), "a frozen Vision Transformer", code, "photo.png"
-        )
+        """For an image encoder of any family."""
+        family = _backbone(personal.model.encoder).family
+        code = published.usage(personal, backbone, class_names, folder)
+        what = "a frozen Vision Transformer"
+        if family.name != "vit":
+            what += f" ({family.title})"
+        return ExportCard("image-classification", (family.name,), what, code, "photo.png")
 
 
 class LabelledImages:

@@ -12,28 +12,98 @@ from pfedseq.model.adapters import merged_weights
 from pfedseq.model.backbone import Backbone
 from pfedseq.model.encoders.loading import quiet_transformers
 from pfedseq.model.encoders.vit.naming import REGISTERS
+from pfedseq.workloads.headless import HEAD_FILE, merged_encoder, write_head
 from pfedseq.workloads.images.reader import write_processor
 from pfedseq.workloads.personal import PersonalModel
 from pfedseq.workloads.whole_folder import write_whole
 
+_USE_VIT = """\
+from pathlib import Path
+
+from peft import PeftModel
+from PIL import Image
+from transformers import AutoImageProcessor, ViTForImageClassification
+
+folder = Path({folder})
+backbone = {backbone}
+class_names = {class_names}
+
+classifier = ViTForImageClassification.from_pretrained(backbone, num_labels=len(class_names))
+model = PeftModel.from_pretrained(classifier, folder).eval()
+processor = AutoImageProcessor.from_pretrained(folder)
+image = Image.open("photo.png").convert("RGB")
+logits = model(**processor(image, return_tensors="pt")).logits
+print(class_names[int(logits.argmax())])"""
+
+_USE = """\
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoImageProcessor, {model_class}
+
+folder = Path({folder})
+backbone = {backbone}
+class_names = {class_names}
+
+encoder = {model_class}.from_pretrained(backbone{options})
+model = PeftModel.from_pretrained(encoder, folder).eval()
+processor = AutoImageProcessor.from_pretrained(folder)
+head = load_file(folder / "{head}")
+inputs = processor(Image.open("photo.png").convert("RGB"), return_tensors="pt")
+with torch.no_grad():
+    features = {call}
+logits = features @ head["weight"].T + head["bias"]
+print(class_names[int(logits.argmax())])"""
+
+
+def usage(personal: PersonalModel, backbone: str, class_names: str, folder: str) -> str:
+    """Python that predicts with transformers and PEFT alone."""
+    named = {"folder": folder, "backbone": backbone, "class_names": class_names}
+    encoder = backbone_of(personal)
+    family = encoder.family
+    if encoder.has_classifier:
+        return _USE_VIT.format(**named)
+    return _USE.format(
+        **named,
+        model_class=family.model_class,
+        options="".join(f", {key}={value!r}" for key, value in family.load_options.items()),
+        head=HEAD_FILE,
+        call=family.call(encoder.model.config).replace("\n", "\n    "),
+    )
+
 
 def write_backbone(backbone: Backbone, folder: Path) -> None:
-    """A backbone of any origin as `ViTModel.from_pretrained` reads it, whole or not at all."""
+    """A backbone of any origin as transformers reads it, whole or not at all."""
     refuse_registers(backbone)
     write_whole(folder, lambda place: _save(backbone.model, backbone, place))
 
 
 def write_merged(personal: PersonalModel, folder: Path) -> None:
-    """A whole `ViTForImageClassification` with the adapter in its weights."""
-    model = merged_classifier(personal)
-    write_whole(folder, lambda place: _save(model, backbone_of(personal), place))
+    """A whole `ViTForImageClassification` with the adapter in its weights.
+
+    Of families without a classifier the encoder with the adapter in its weights, and the head.
+    """
+    backbone = backbone_of(personal)
+    if backbone.has_classifier:
+        model = merged_classifier(personal)
+        return write_whole(folder, lambda place: _save(model, backbone, place))
+    merged = merged_encoder(personal, backbone.model)
+
+    def write(place: Path) -> None:
+        _save(merged, backbone, place)
+        write_head(personal, place)
+
+    return write_whole(folder, write)
 
 
 @torch.no_grad()
 def merged_classifier(personal: PersonalModel) -> ViTForImageClassification:
     """The personal model as one module of transformers, on the CPU."""
     model, backbone = personal.model, backbone_of(personal)
-    refuse_unpublishable(backbone)
+    refuse_without_classifier(backbone)
     vit = backbone.model
     state = dict(vit.state_dict())
     named = model.layout.unflatten(personal.phi.adapter)
@@ -65,19 +135,19 @@ def backbone_of(personal: PersonalModel) -> Backbone:
     return encoder
 
 
-def refuse_unpublishable(backbone: Backbone) -> None:
+def refuse_without_classifier(backbone: Backbone) -> None:
     """Refuse what `ViTForImageClassification` does not compute."""
     if not backbone.has_classifier:
         raise InputError(
             f"transformers has no classifier on the features of {backbone.family.title} (backbone "
-            f"{backbone.name!r}): its models predict and serve here, but cannot be exported"
+            f"{backbone.name!r}): export it without --onnx"
         )
     refuse_registers(backbone)
 
 
 def refuse_registers(backbone: Backbone) -> None:
     """transformers' ViT has none: such a backbone is of use through this package alone."""
-    if REGISTERS in backbone.model.state_dict():
+    if backbone.has_classifier and REGISTERS in backbone.model.state_dict():
         raise InputError(
             f"backbone {backbone.name!r} has registers, which transformers' ViT does not know: its "
             "models predict and serve here, but cannot be exported"

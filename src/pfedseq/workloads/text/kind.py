@@ -17,6 +17,7 @@ from pfedseq.errors import InputError
 from pfedseq.model.encoders.encoder import Encoder
 from pfedseq.model.text_encoder import TextEncoder
 from pfedseq.words import some
+from pfedseq.workloads.headless import write_head
 from pfedseq.workloads.kinds import ExportCard, Found
 from pfedseq.workloads.personal import Example, PersonalModel, Raw
 from pfedseq.workloads.text import published
@@ -107,7 +108,7 @@ class TextKind:
 
     def complete(self, personal: PersonalModel, folder: Path) -> None:
         """The head, which PEFT has no place for in a model without one."""
-        published.write_head(personal, folder)
+        write_head(personal, folder)
 
     def is_published(self, encoder: Encoder) -> bool:
         """Whether it came from the hub."""

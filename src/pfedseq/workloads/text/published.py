@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from pfedseq.model.adapters import merged_weights
 from pfedseq.model.encoders.loading import load_weights, quiet_transformers
-from pfedseq.model.encoders.parts import same_weights
 from pfedseq.model.text_encoder import TextEncoder
+from pfedseq.workloads.headless import HEAD_FILE, merged_encoder, write_head
 from pfedseq.workloads.personal import PersonalModel
 from pfedseq.workloads.whole_folder import write_whole
-
-HEAD_FILE = "head.safetensors"
 
 _USE = """\
 from pathlib import Path
@@ -78,36 +74,13 @@ def write_merged(personal: PersonalModel, folder: Path) -> None:
     """The encoder with the adapter in its weights, its tokenizer, and the head beside."""
     encoder = personal.model.encoder
     assert isinstance(encoder, TextEncoder)
-    model = merged_encoder(personal)
+    model = merged_encoder(personal, encoder.model)
 
     def write(place: Path) -> None:
         _save(model, encoder, place)
         write_head(personal, place)
 
     write_whole(folder, write)
-
-
-@torch.no_grad()
-def merged_encoder(personal: PersonalModel) -> PreTrainedModel:
-    """transformers' model with the adapter in its weights."""
-    model, encoder = personal.model, personal.model.encoder
-    assert isinstance(encoder, TextEncoder)
-    state = encoder.model.state_dict()
-    named = {
-        encoder.published_name(name): tensor.cpu()
-        for name, tensor in model.layout.unflatten(personal.phi.adapter).items()
-    }
-    merged: PreTrainedModel = same_weights(encoder.model)
-    weights = merged_weights(model.adapter_config, named, state)
-    merged.load_state_dict({n: t.clone() for n, t in (state | weights).items()}, assign=True)
-    return merged
-
-
-def write_head(personal: PersonalModel, folder: Path) -> None:
-    """The linear layer on the features, as `weight` (C, F) and `bias` (C,)."""
-    weight, bias = personal.model.split_head(personal.phi.head)
-    tensors = {"weight": weight, "bias": bias}
-    save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, folder / HEAD_FILE)
 
 
 def _save(model: PreTrainedModel, encoder: TextEncoder, folder: Path) -> None:

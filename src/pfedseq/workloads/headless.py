@@ -1,0 +1,37 @@
+"""Checkpoints of encoders without a place for a head, which lies in a file of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from pfedseq.model.adapters import merged_weights
+from pfedseq.model.encoders.parts import same_weights
+from pfedseq.workloads.personal import PersonalModel
+
+HEAD_FILE = "head.safetensors"
+
+
+@torch.no_grad()
+def merged_encoder(personal: PersonalModel, whole: PreTrainedModel) -> PreTrainedModel:
+    """The `whole` encoder under a personal model with the adapter in its weights."""
+    model, encoder = personal.model, personal.model.encoder
+    state = whole.state_dict()
+    named = {
+        encoder.published_name(name): tensor.cpu()
+        for name, tensor in model.layout.unflatten(personal.phi.adapter).items()
+    }
+    merged: PreTrainedModel = same_weights(whole)
+    weights = merged_weights(model.adapter_config, named, state)
+    merged.load_state_dict({n: t.clone() for n, t in (state | weights).items()}, assign=True)
+    return merged
+
+
+def write_head(personal: PersonalModel, folder: Path) -> None:
+    """The linear layer on the features, as `weight` (C, F) and `bias` (C,)."""
+    weight, bias = personal.model.split_head(personal.phi.head)
+    tensors = {"weight": weight, "bias": bias}
+    save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, folder / HEAD_FILE)
