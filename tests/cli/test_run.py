@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 
 from pfedseq import __version__, cli
+from pfedseq.model.encoders import FAMILIES
 from tests.run_folder import lines
 
 QUICK = """
@@ -223,6 +224,18 @@ def test_lists_and_version(command):
     assert "digits" in out
     code, out, _ = command("presets")
     assert "lab/pacs" in out
+
+
+def test_every_backbone_is_listed(command):
+    code, out, _ = command("backbones")
+    assert code == 0
+    listed = "".join(out.split())
+    for family in FAMILIES.values():
+        assert family.example.count("/") == 1
+        cells = (family.title, *family.model_types, *family.fast_paths)
+        assert all("".join(cell.split()) in listed for cell in cells), family.title
+    assert "random:vit-tiny" in listed
+    assert "demo" in listed
 
 
 def test_help_has_examples(command):

@@ -96,6 +96,16 @@ def test_timm_writes_the_same_registers_without_a_position_for_the_class_token(
     assert_close(tokens_of(tmp_path / "vit.safetensors", images), dinov2_forward(tensors, images))
 
 
+def test_deit_iii_has_layer_scale_and_no_position_for_the_class_token(tmp_path: Path) -> None:
+    tensors = dinov2_tensors(registers=False)
+    tensors["pos_embed"][:, 0] = 0
+    timm = {k: v for k, v in tensors.items() if k != "mask_token"}
+    timm["pos_embed"] = tensors["pos_embed"][:, 1:].contiguous()
+    save_file(timm, tmp_path / "deit3.safetensors")
+    images = some_images()
+    assert_close(tokens_of(tmp_path / "deit3.safetensors", images), dinov2_forward(tensors, images))
+
+
 def test_registers_stay_with_adapters_and_at_another_size(tmp_path: Path) -> None:
     tensors = dinov2_tensors(registers=True)
     save_file(tensors, tmp_path / "vit.safetensors")

@@ -176,7 +176,18 @@ def test_timm_config_beside_the_file_gives_the_normalisation(timm_file: Path) ->
         (without("cls_token"), r"missing cls_token"),
         (without("patch_embed.proj.weight"), r"missing patch_embed\.proj\.weight"),
         (without("blocks.1.attn.qkv.bias"), r"missing blocks\.1\.attn\.qkv\.bias"),
-        (lambda t: t | {"dist_token": torch.ones(1, 1, WIDTH)}, r"unexpected dist_token"),
+        (
+            lambda t: t | {"dist_token": torch.ones(1, 1, WIDTH)},
+            r"unexpected dist_token; it looks like DeiT .*facebook/deit-base-distilled",
+        ),
+        (lambda t: t | {"norm_pre.weight": torch.ones(WIDTH)}, r"like CLIP: give .*openai/clip"),
+        (lambda t: t | {"attn_pool.q.bias": torch.ones(WIDTH)}, r"like SigLIP: give"),
+        (lambda t: t | {"blocks.0.attn.q_bias": torch.ones(WIDTH)}, r"like BEiT: give"),
+        (lambda t: t | {"blocks.0.gamma_1": torch.ones(WIDTH)}, r"like DINOv3: give"),
+        (
+            lambda t: t | {"blocks.0.attn.q_proj.weight": torch.ones(WIDTH, WIDTH)},
+            r"like EVA-02: models of this kind are not read",
+        ),
         (lambda t: t | {"blocks.0.ls1.gamma": torch.ones(7)}, r"unexpected blocks\.0\.ls1"),
         (lambda t: t | {"fc_norm.weight": torch.ones(WIDTH)}, r"unexpected fc_norm\.weight"),
         (

@@ -36,6 +36,7 @@ for command in (
     page.report,
     lists.methods,
     lists.datasets,
+    lists.backbones,
     lists.presets,
     lists.options,
     doctor.doctor,

@@ -1,4 +1,4 @@
-"""`pfedseq methods`, `datasets`, `presets` and `options`: what there is to choose from."""
+"""`pfedseq methods`, `datasets`, `backbones`, `presets`, `options`: what there is to choose."""
 
 from __future__ import annotations
 
@@ -54,6 +54,17 @@ def datasets(plugin: Plugins = None) -> None:
 
     load_plugins(plugin)
     print_datasets()
+
+
+def backbones(plugin: Plugins = None) -> None:
+    """List the backbones that can be loaded, from where, and the fast paths that each has.
+
+    Example: `pfedseq backbones`
+    """
+    from pfedseq.report.backbones import print_backbones
+
+    load_plugins(plugin)
+    print_backbones()
 
 
 def presets() -> None:

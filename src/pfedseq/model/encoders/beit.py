@@ -41,6 +41,7 @@ class BeitFamily(Family):
 FAMILY = BeitFamily(
     title="BEiT",
     model_types=("beit",),
+    example="microsoft/beit-base-patch16-224",
     unit="image",
     places=Places(VIT.modules, "layers"),
     above=("layernorm",),

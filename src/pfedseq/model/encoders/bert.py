@@ -18,6 +18,7 @@ PLACES = Places(
 FAMILY = Family(
     title="BERT",
     model_types=("bert",),
+    example="google-bert/bert-base-uncased",
     unit="text",
     places=PLACES,
     load_options={"add_pooling_layer": False},

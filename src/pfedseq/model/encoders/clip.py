@@ -18,6 +18,7 @@ class ClipFamily(Family):
 FAMILY = ClipFamily(
     title="CLIP",
     model_types=("clip_vision_model", "clip"),
+    example="openai/clip-vit-base-patch32",
     unit="image",
     model_class="CLIPVisionModel",
     places=Places(

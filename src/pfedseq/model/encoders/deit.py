@@ -28,6 +28,7 @@ class DeitFamily(Family):
 FAMILY = DeitFamily(
     title="DeiT",
     model_types=("deit",),
+    example="facebook/deit-base-distilled-patch16-224",
     unit="image",
     places=VIT,
     above=("layernorm",),

@@ -18,6 +18,7 @@ class Dinov2Family(Family):
 FAMILY = Dinov2Family(
     title="DINOv2",
     model_types=("dinov2", "dinov2_with_registers"),
+    example="facebook/dinov2-with-registers-base",
     unit="image",
     places=Places(VIT.modules, "encoder.layer"),
     above=("layernorm",),

@@ -30,6 +30,7 @@ class Dinov3Family(Family):
 FAMILY = Dinov3Family(
     title="DINOv3",
     model_types=("dinov3_vit",),
+    example="facebook/dinov3-vitb16-pretrain-lvd1689m",
     unit="image",
     places=Places(
         {

@@ -6,6 +6,7 @@ from pfedseq.model.encoders.family import Family
 FAMILY = Family(
     title="DistilBERT",
     model_types=("distilbert",),
+    example="distilbert/distilbert-base-uncased",
     unit="text",
     places=Places(
         {

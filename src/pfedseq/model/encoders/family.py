@@ -78,6 +78,8 @@ class Family:
     """What the names of a whole checkpoint's other weights begin with; they are left unread."""
     has_classifier: bool = False
     """Whether transformers has a class with a layer `classifier` on the features used here."""
+    example: str = ""
+    """A hub id of such a model, for `pfedseq backbones`."""
     fast_paths: tuple[str, ...] = ("prefix", "stacked passes")
     """What is faster than plain PEFT, for `pfedseq backbones`."""
 

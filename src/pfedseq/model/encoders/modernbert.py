@@ -6,6 +6,7 @@ from pfedseq.model.encoders.family import Family
 FAMILY = Family(
     title="ModernBERT",
     model_types=("modernbert",),
+    example="answerdotai/ModernBERT-base",
     unit="text",
     places=Places(
         {"qkv": "attn.Wqkv", "output": "attn.Wo", "mlp_in": "mlp.Wi", "mlp_out": "mlp.Wo"},

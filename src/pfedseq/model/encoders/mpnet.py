@@ -6,6 +6,7 @@ from pfedseq.model.encoders.roberta import RobertaFamily
 FAMILY = RobertaFamily(
     title="MPNet",
     model_types=("mpnet",),
+    example="sentence-transformers/all-mpnet-base-v2",
     unit="text",
     places=Places(
         {

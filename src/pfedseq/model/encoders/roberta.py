@@ -17,6 +17,7 @@ class RobertaFamily(Family):
 FAMILY = RobertaFamily(
     title="RoBERTa",
     model_types=("roberta", "xlm-roberta", "camembert"),
+    example="FacebookAI/roberta-base",
     unit="text",
     places=PLACES,
     load_options={"add_pooling_layer": False},

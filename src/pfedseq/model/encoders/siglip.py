@@ -61,6 +61,7 @@ class SiglipFamily(Family):
 FAMILY = SiglipFamily(
     title="SigLIP",
     model_types=("siglip_vision_model", "siglip"),
+    example="google/siglip-base-patch16-224",
     unit="image",
     model_class="SiglipVisionModel",
     places=PLACES,

@@ -60,6 +60,7 @@ class Siglip2Family(SiglipFamily):
 FAMILY = Siglip2Family(
     title="SigLIP 2",
     model_types=("siglip2_vision_model", "siglip2"),
+    example="google/siglip2-base-patch16-naflex",
     unit="image",
     model_class="Siglip2VisionModel",
     places=PLACES,

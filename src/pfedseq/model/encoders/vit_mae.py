@@ -29,6 +29,7 @@ class MaeFamily(Family):
 FAMILY = MaeFamily(
     title="ViT-MAE",
     model_types=("vit_mae",),
+    example="facebook/vit-mae-base",
     unit="image",
     model_class="ViTMAEModel",
     places=VIT,

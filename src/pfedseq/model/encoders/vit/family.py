@@ -61,6 +61,7 @@ class VitFamily(Family):
 FAMILY = VitFamily(
     title="ViT",
     model_types=("vit",),
+    example="google/vit-base-patch16-224-in21k",
     unit="image",
     places=VIT,
     above=("layernorm",),

@@ -1,8 +1,9 @@
 """What timm and the original augreg release call the tensors of a ViT, and in which layout."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import isqrt
 
 from torch import Tensor, cat, zeros_like
 
@@ -191,6 +192,37 @@ def take_registers(tensors: dict[str, Tensor]) -> Tensor | None:
             positions = tensors["pos_embed"]
             tensors["pos_embed"] = cat([zeros_like(positions[:, :1]), positions], dim=1)
     return registers
+
+
+def add_class_position(tensors: dict[str, Tensor]) -> None:
+    """Give DeiT III's class token, which has no position of its own, a zero."""
+    positions = tensors.get("pos_embed")
+    if positions is None or "cls_token" not in tensors or positions.ndim != 3:
+        return
+    if isqrt(positions.shape[1]) ** 2 == positions.shape[1]:
+        tensors["pos_embed"] = cat([zeros_like(positions[:, :1]), positions], dim=1)
+
+
+_LOAD = "give its folder or hub id in transformers' format, such as"
+OTHER_ARCHITECTURES = (
+    ("dist_token", "DeiT with a distillation token", "facebook/deit-base-distilled-patch16-224"),
+    ("attn_pool.", "SigLIP", "google/siglip-base-patch16-224"),
+    ("norm_pre.", "CLIP", "openai/clip-vit-base-patch32"),
+    ("blocks.0.attn.q_proj.", "EVA-02", None),
+    ("blocks.0.attn.q_bias", "BEiT", "microsoft/beit-base-patch16-224"),
+    ("blocks.0.gamma_1", "DINOv3", "facebook/dinov3-vitb16-pretrain-lvd1689m"),
+)
+"""(what a tensor's name begins with, the architecture that it tells, what is read instead)."""
+
+
+def other_architecture(tensors: Iterable[str]) -> str:
+    """What a file in timm's naming is that is no plain ViT, and what to do; '' where unknown."""
+    names = list(tensors)
+    for sign, title, instead in OTHER_ARCHITECTURES:
+        if any(name.startswith(sign) for name in names):
+            advice = f"{_LOAD} {instead}" if instead else "models of this kind are not read"
+            return f"; it looks like {title}: {advice}"
+    return ""
 
 
 def fold_layer_scale(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

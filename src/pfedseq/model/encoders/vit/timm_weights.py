@@ -28,7 +28,9 @@ from pfedseq.model.encoders.vit.naming import (
     REGISTERS,
     TIMM,
     Naming,
+    add_class_position,
     fold_layer_scale,
+    other_architecture,
     take_registers,
 )
 from pfedseq.model.geometry import name_some
@@ -63,6 +65,8 @@ def read_timm_file(path: Path, num_heads: int | None) -> VitWeights:
     scaled = any(key.endswith(".ls1.gamma") for key in tensors)
     registers = take_registers(tensors)
     if naming is TIMM:
+        if scaled:
+            add_class_position(tensors)
         tensors = fold_layer_scale(tensors)
     depth = _checked_depth(tensors, naming, path)
     config = _infer_config(tensors, naming, depth, num_heads, path)
@@ -151,6 +155,7 @@ def _checked_depth(tensors: Mapping[str, Tensor], naming: Naming, path: Path) ->
         raise InputError(
             f"{path} is not a plain ViT with a class token: "
             f"missing {name_some(missing)}; unexpected {name_some(unexpected)}"
+            f"{other_architecture(tensors)}"
         )
     return depth
 
