@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from pfedseq import __version__, cli
 from pfedseq.model.encoders import FAMILIES
+from pfedseq.report.console import console
 from tests.run_folder import lines
 
 QUICK = """
@@ -226,7 +227,8 @@ def test_lists_and_version(command):
     assert "lab/pacs" in out
 
 
-def test_every_backbone_is_listed(command):
+def test_every_backbone_is_listed(command, monkeypatch):
+    monkeypatch.setattr(console, "width", 250)  # no cell is folded
     code, out, _ = command("backbones")
     assert code == 0
     listed = "".join(out.split())
