@@ -53,6 +53,7 @@ from pfedseq.model.normalisation import (
     IMAGENET_STD,
     Channels,
     normalisation,
+    resizing_note,
 )
 from pfedseq.seeding import seeded
 
@@ -83,7 +84,7 @@ class Backbone:
     std: Channels
     image_size: int
     note: str | None = None
-    """What was assumed about a bare weights file, for the user."""
+    """What was assumed, or is done otherwise than the checkpoint says, for the user."""
     name: str = ""
     """What `load_backbone` was asked for."""
     num_heads: int | None = None
@@ -235,13 +236,14 @@ def _of_family(
     size = own if image_size is None else image_size
     if size != own:
         family.resize(model, size, name)
-    chosen = normalisation(name, mean, std, _processor(name))
+    processor = _processor(name)
+    chosen = normalisation(name, mean, std, processor)
     return Backbone(
         model=model,
         mean=chosen.mean,
         std=chosen.std,
         image_size=size,
-        note=chosen.note,
+        note=resizing_note(name, processor, size),
         name=name,
         as_published=_is_hub_id(name) and size == own,
         family=family,

@@ -19,14 +19,13 @@ from pfedseq.errors import InputError
 from pfedseq.files import read_object, write_atomically
 from pfedseq.model.backbone import Backbone, load_backbone
 from pfedseq.model.encoders.encoder import Encoder
+from pfedseq.model.normalisation import BICUBIC
 from pfedseq.workloads.images.pixels import normalise
 from pfedseq.workloads.personal import Raw
 
 PROCESSOR_FILE = "preprocessor_config.json"
 Pixels = NDArray[np.uint8] | NDArray[np.floating[Any]]
 LARGEST_SIDE = 4096
-BICUBIC = 3
-"""Pillow's number for it, as preprocessor_config.json wants it."""
 
 
 @dataclass(frozen=True)
