@@ -321,7 +321,7 @@ def test_a_method_starts_with_what_the_sites_have_said(tmp_path):
     )
     start = Params(torch.zeros(2, 5), torch.zeros(3))
     roll = Roll(InProcessGrid([]), request("local"), 0.0, {"a": Hello(5, 2, 3, ("x", "y"))})
-    model = SimpleNamespace(initial=start, device=torch.device("cpu"))
+    model = SimpleNamespace(initial=start, device=torch.device("cpu"), factors=None)
     model.widened = lambda blocks: model
     ledger, workload = (
         Ledger(tmp_path, False),

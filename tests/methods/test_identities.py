@@ -16,7 +16,7 @@ from tests.toys import (
     random_centers,
 )
 
-CENTERS = random_centers(3)
+CENTERS = random_centers(3, adapter_dim=10)
 SIZES = (8, 4, 6)
 LR = 0.1
 NEVER = 1e-30

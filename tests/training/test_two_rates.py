@@ -19,7 +19,7 @@ from tests.every_method import OPTIONS
 from tests.toys import QuadraticTask, ScatteredTask, personal_models, play, random_centers
 
 LR, HEAD_LR = 0.1, 0.025
-CENTERS, SIZES = random_centers(3), (4, 2, 3)
+CENTERS, SIZES = random_centers(3, adapter_dim=10), (4, 2, 3)
 CENTER, GLOBAL, OWN = CENTERS
 DOWN = GLOBAL.tensors()
 
