@@ -91,7 +91,7 @@ def test_wrong_labels_stay_in_the_head_that_a_client_keeps_to_itself():
 def test_only_clipping_protects_the_learners_input():
     """A robust mean keeps the attacker out of Eq. (1), not out of the learner's window."""
     attack = {"scale": -20.0, **UNDEFENDED}
-    assert nine_others("pfedseq", **attack)[0] < 0.2
+    assert nine_others("pfedseq", **attack)[0] < 0.3
     assert nine_others("pfedseq", **attack, aggregation="median")[0] < 0.5
     assert nine_others("pfedseq", **attack, clip_ratio=1.0)[0] > 0.85
 

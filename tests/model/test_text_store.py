@@ -11,8 +11,7 @@ from pfedseq.errors import InputError
 from pfedseq.model.token_store import Prefix
 from pfedseq.runs.world import World, fill_tokens
 from tests.model.some_models import some_phi
-from tests.model.tiny_text_models import write_text_model
-from tests.serving.test_texts import write_notes
+from tests.model.tiny_text_models import write_notes, write_text_model
 
 
 @pytest.fixture(scope="module")

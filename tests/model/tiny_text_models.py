@@ -1,5 +1,8 @@
 """Folders as transformers writes them: tiny text encoders with random weights and their words."""
 
+import csv
+
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -83,3 +86,17 @@ def write_text_model(family, folder):
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+def write_notes(path):
+    """Three clients' notes: every class has words of its own."""
+    rng = np.random.default_rng(0)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["client", "label", "text"])
+        for i, client in enumerate(("anna", "bob", "chen")):
+            for _ in range(20):
+                label = [*WORDS][i] if rng.random() < 0.4 else rng.choice([*WORDS])
+                words = rng.choice([*WORDS[label].split(), "so"], rng.integers(3, 8))
+                rows.writerow([client, label, " ".join(words)])
+    return path

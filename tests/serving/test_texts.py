@@ -1,11 +1,9 @@
 """Texts from a CSV file to every use of the models: predict, evaluate, export, import, serve."""
 
-import csv
 import json
 import runpy
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -21,21 +19,7 @@ from pfedseq.runs.run import run
 from pfedseq.runs.world import World
 from pfedseq.serving.client_models import ClientModels
 from pfedseq.serving.together import ModelsTogether, load_together
-from tests.model.tiny_text_models import WORDS, write_text_model
-
-
-def write_notes(path):
-    """Three clients' notes: every class has words of its own."""
-    rng = np.random.default_rng(0)
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["client", "label", "text"])
-        for i, client in enumerate(("anna", "bob", "chen")):
-            for _ in range(20):
-                label = [*WORDS][i] if rng.random() < 0.4 else rng.choice([*WORDS])
-                words = rng.choice([*WORDS[label].split(), "so"], rng.integers(3, 8))
-                rows.writerow([client, label, " ".join(words)])
-    return path
+from tests.model.tiny_text_models import WORDS, write_notes, write_text_model
 
 
 @pytest.fixture(scope="module")
