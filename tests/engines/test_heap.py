@@ -33,8 +33,14 @@ thread.join()
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="these are settings of the GNU libc")
 def test_a_pass_uses_the_memory_of_the_one_before() -> None:
-    """Ten passes touch 280,000 pages, none of them anew (24,000 by the library's own settings)."""
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) < 1_000
+    """Ten passes touch 280,000 pages, none of them anew (24,000 by the library's own settings).
+
+    A system that takes idle pages from processes while they wait adds faults of its own now and
+    then: the least of three counts is ours.
+    """
+
+    def faults() -> int:
+        command = [sys.executable, "-c", FAULTS]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert any(faults() < 1_000 for _ in range(3))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pfedseq.serving.evaluation import Evaluation
     from pfedseq.serving.prediction import Prediction
 
+NARROWEST_NAME = 12
+"""Columns that a client's name has however many measures there are."""
 MOST_CLASSES = 30
 """Rows of a table of classes; --json has all of them."""
 
@@ -35,7 +37,7 @@ def print_predictions(predictions: Sequence[Prediction]) -> None:
 def print_evaluations(found: Mapping[str, Evaluation]) -> None:
     """A row for each client; of a single one also a row for each class."""
     table = Table(box=SIMPLE, padding=0, collapse_padding=True)
-    table.add_column("client", overflow="fold")
+    table.add_column("client", overflow="fold", min_width=NARROWEST_NAME)
     measures = [measure for name, measure in MEASURES.items() if _defined(found, name)]
     table.add_column("n", justify="right", no_wrap=True)
     for measure in measures:
