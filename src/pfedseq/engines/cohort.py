@@ -102,17 +102,17 @@ class CohortTask:
 
     @property
     def units(self) -> Units:
-        """Of the model's rates."""
+        """What the model's rates are measured in."""
         return self.task.units
 
     @property
     def factors(self) -> Factors | None:
-        """The task's own."""
+        """Where LoRA's A and B lie in θ; None for other adapters."""
         return self.task.factors
 
     @property
     def label_counts(self) -> Tensor:
-        """The task's own."""
+        """Training examples of each class (C,)."""
         return self.task.label_counts
 
     def hello(self) -> Hello:

@@ -35,9 +35,9 @@ class RoundOutcome:
     members: tuple[int, ...] = ()
     """The clients that have a place."""
     joined: tuple[int, ...] = ()
-    """Those of them that got it before this round."""
+    """The members that joined before this round."""
     left: tuple[int, ...] = ()
-    """The clients that lost theirs."""
+    """The clients that left before this round."""
 
 
 def run_rounds(

@@ -95,7 +95,7 @@ class Search:
 
     method: str
     rate: float
-    """The config's own."""
+    """The local rate that the config has."""
     budget: int
     headline: Measure
     grid: Grid | None = None

@@ -84,7 +84,7 @@ class ExampleTask:
 
     @property
     def units(self) -> Units:
-        """Those of the model."""
+        """What the model's rates are measured in."""
         return self.model.units
 
     @property
