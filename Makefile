@@ -50,7 +50,7 @@ lock: $(STAMP)   ## pin every dependency of every platform with its hashes (requ
 		--no-header --all-extras --constraint constraints.txt --output-file requirements.lock --quiet pyproject.toml
 
 backbone: $(STAMP) ## make the demo's backbone anew (docs/reference/backbones.md)
-	$(BIN)/python -m pfedseq.pretraining --out src/pfedseq/assets/demo_vit
+	$(BIN)/python -m pretraining --out src/pfedseq/assets/demo_vit
 
 clean:           ## remove everything that was built
 	rm -rf .venv build docs/_build docs/reference/generated src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from pfedseq.model.backbone import load_backbone
-from pfedseq.pretraining.__main__ import save
-from pfedseq.pretraining.training import (
+from pretraining.__main__ import save
+from pretraining.training import (
     PretrainingSettings,
     Progress,
     _rate,
@@ -18,6 +16,8 @@ from pfedseq.pretraining.training import (
     new_model,
     pretrain,
 )
+
+from pfedseq.model.backbone import load_backbone
 
 TINY = PretrainingSettings(steps=90, batch_size=32, warmup_steps=5, width=32, depth=1, heads=2)
 

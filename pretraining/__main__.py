@@ -1,4 +1,4 @@
-"""Make the demo's backbone again: `python -m pfedseq.pretraining --out FOLDER`."""
+"""Make the demo's backbone again: `python -m pretraining --out FOLDER`."""
 
 import argparse
 import json
@@ -12,14 +12,14 @@ from transformers import ViTModel
 from transformers.utils import logging
 
 from pfedseq.model.backbone import load_backbone
-from pfedseq.pretraining.probe import digit_probe_accuracies
-from pfedseq.pretraining.training import PIXEL_MEAN, PIXEL_STD, PretrainingSettings, pretrain
+from pretraining.probe import digit_probe_accuracies
+from pretraining.training import PIXEL_MEAN, PIXEL_STD, PretrainingSettings, pretrain
 
 
 def main() -> None:
     """Pretrain, save, and say how well a linear probe does on the features."""
     defaults = PretrainingSettings()
-    parser = argparse.ArgumentParser(prog="python -m pfedseq.pretraining", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m pretraining", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo_vit"), help="folder to write")
     parser.add_argument("--steps", type=int, default=defaults.steps)
     parser.add_argument("--seed", type=int, default=defaults.seed)
