@@ -1,10 +1,10 @@
 """The packaged demo backbone: small, loadable without a network, and a real feature extractor."""
 
 import torch
+from pretraining.probe import digit_probe_accuracies
+from pretraining.training import PretrainingSettings, new_model
 
 from pfedseq.model.backbone import DEMO_FOLDER, load_backbone
-from pfedseq.pretraining.probe import digit_probe_accuracies
-from pfedseq.pretraining.training import PretrainingSettings, new_model
 
 
 def test_package_carries_at_most_three_megabytes() -> None:

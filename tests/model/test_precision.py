@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from pfedseq.config import load_config
+from pfedseq.engines.rendezvous import Question
 from pfedseq.errors import InputError
-from pfedseq.federation import Question
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import merged_weights
@@ -103,7 +103,7 @@ OPTIONS = (
 
 
 def test_in_company_as_alone():
-    """Gradients and scores of a cohort are those of each client alone, but for roundings."""
+    """Gradients and scores of a group are those of each client alone, but for roundings."""
     tasks = [site.task(1, "train") for site in World.build(load_config("demo", OPTIONS)).sites]
     batches = [torch.arange(n) for n in (4, 2, 3)]
     phis = [some_phi(task.model, seed, scale=0.1) for seed, task in enumerate(tasks)]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pretraining.probe import extract_features
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -17,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfedseq.model.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, load_backbone
-from pfedseq.pretraining.probe import extract_features
 from tests.model.timm_vit import plain_forward
 
 SHARED_DATA = Path(

@@ -82,7 +82,7 @@ def test_stacked_clients_get_the_gradients_they_have_alone(folder, tmp_path):
     tasks = [site.task(1, "train") for site in world.sites]
     phis = [some_phi(world.model, seed) for seed in range(3)]
     batches = [torch.arange(2), torch.arange(5), torch.arange(3)]
-    from pfedseq.federation import Question
+    from pfedseq.engines.rendezvous import Question
 
     asked = [
         Question(task, "grad", (phi, batch, "both"))

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pfedseq.measures.counts import Classes, Counts, Predictions, Values, reliability_of
+from pfedseq.measures.tokens import LARGEST_LOSS, TokenPredictions
 from pfedseq.plugins import Registry
 
 __all__ = [
@@ -34,9 +35,11 @@ __all__ = [
     "Measure",
     "Predictions",
     "Score",
+    "TokenPredictions",
     "find_measure",
     "register_measure",
     "score",
+    "score_tokens",
 ]
 
 
@@ -74,7 +77,7 @@ class Measure:
     title: str
     """In tables."""
     higher_is_better: bool
-    compute: Callable[[Predictions], float | None]
+    compute: Callable[[Any], float | None]
     """From all predictions on a split that has examples; None where it is not defined."""
     format: Format = PERCENT
     pooled: Callable[[Counts], float | None] | Literal["mean"] | None = None
@@ -82,6 +85,20 @@ class Measure:
     not to be had."""
     bounds: tuple[float, float] = (0.0, 1.0)
     """Between what its values can lie: what else a client claims is refused."""
+    of: tuple[type, ...] = (Predictions,)
+    """Of what predictions it is defined: of classes, or of the tokens of texts."""
+    geometric: bool = False
+    """Over clients that are weighted by their examples: the geometric mean, not the arithmetic."""
+
+    def value(self, predictions: Predictions | TokenPredictions) -> float | None:
+        """None where it is not defined."""
+        return self.compute(predictions) if isinstance(predictions, self.of) else None
+
+    def weighted_mean(self, values: Values, weights: Values) -> float:
+        """Over clients, each weighted by its examples; of perplexities that of all their tokens."""
+        if self.geometric:
+            return float(np.exp(np.average(np.log(values), weights=weights)))
+        return float(np.average(values, weights=weights))
 
     def worst_first(self, values: Sequence[float]) -> list[float]:
         """The values in order."""
@@ -100,13 +117,20 @@ class Measure:
         return value if self.higher_is_better else -value
 
 
-def _accuracy(p: Predictions) -> float:
+def _accuracy(p: Predictions | TokenPredictions) -> float:
     return float((p.predicted == p.labels).mean())
 
 
-def _loss(p: Predictions) -> float:
+def _loss(p: Predictions | TokenPredictions) -> float:
+    if isinstance(p, TokenPredictions):
+        return float(p.losses.mean())
     labels = torch.from_numpy(p.labels).to(p.logits.device)
     return float(cross_entropy(p.logits, labels, reduction="sum")) / len(p.labels)
+
+
+def _perplexity(p: TokenPredictions) -> float:
+    """exp of the mean loss over all tokens; a loss beyond what a float holds counts as that."""
+    return float(np.exp(min(_loss(p), LARGEST_LOSS)))
 
 
 Pairs = tuple[Classes, Classes, Classes | None]
@@ -259,12 +283,33 @@ MEASURES: Registry[Measure] = Registry(
         Measure("specificity", "specificity", True, **_from_classes(_recall_of(0), two=True)),
         Measure("ece", "calibration error", False, _client_ece, pooled=_pooled_ece),
         Measure("brier", "Brier score", False, _brier, PLAIN, "mean", (0.0, 2.0)),
-        Measure("loss", "loss", False, _loss, PLAIN, "mean", (0.0, inf)),
+        Measure(
+            "perplexity",
+            "perplexity",
+            False,
+            _perplexity,
+            Format(1, "", 3),
+            "mean",
+            (1.0, inf),
+            (TokenPredictions,),
+            geometric=True,
+        ),
+        Measure(
+            "token_accuracy",
+            "token accuracy",
+            True,
+            _accuracy,
+            pooled="mean",
+            of=(TokenPredictions,),
+        ),
+        Measure(
+            "loss", "loss", False, _loss, PLAIN, "mean", (0.0, inf), (Predictions, TokenPredictions)
+        ),
     ],
 )
 """All measures, by name. One more is one function and one line, or a plug-in."""
 ALWAYS = ("accuracy", "loss")
-"""What every evaluation has."""
+"""What every evaluation of classes has; where they are not defined, they are left out."""
 
 
 find_measure = MEASURES.find
@@ -294,9 +339,24 @@ def score(
     predictions = Predictions.of(logits, labels)
     if not len(predictions.labels):
         return Score(dict.fromkeys(ALWAYS, 0.0), 0, Counts.of(predictions) if counts else None)
-    found = {name: find_measure(name).compute(predictions) for name in measures}
     return Score(
-        {name: value for name, value in found.items() if value is not None},
+        _values(predictions, measures),
         len(predictions.labels),
         Counts.of(predictions) if counts else None,
     )
+
+
+def score_tokens(predictions: TokenPredictions, measures: Sequence[str]) -> Score:
+    """The named measures of the tokens of a split, which are its examples; no counts are sent.
+
+    Without any, the loss is zero.
+    """
+    total = len(predictions.labels)
+    return Score(_values(predictions, measures) if total else {"loss": 0.0}, total)
+
+
+def _values(
+    predictions: Predictions | TokenPredictions, measures: Sequence[str]
+) -> dict[str, float]:
+    found = {name: find_measure(name).value(predictions) for name in measures}
+    return {name: value for name, value in found.items() if value is not None}

@@ -19,13 +19,10 @@ from pfedseq.model.encoders.encoder import Encoder, Stacked, Towers
 from pfedseq.model.encoders.parts import same_weights
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.params import Params
-from pfedseq.seeding import derive_seed, seeded, torch_generator
+from pfedseq.seeding import derive_seed, seeded
 from pfedseq.training.config import Units
 
 Precision = Literal["float32", "bfloat16"]
-
-HEAD_STD = 0.02
-"""Standard deviation of the initial head weights, as ViT's own classification head."""
 
 
 class AdaptedModel:
@@ -59,9 +56,9 @@ class AdaptedModel:
         self.layout = AdapterLayout.of(module)
         self.factors = self.layout.factors
         weights = dict(module.named_parameters())
-        head = torch.zeros(num_classes * (self.feature_dim + 1))
-        head[:-num_classes].normal_(std=HEAD_STD, generator=torch_generator(seed, "head"))
-        self.units = Units(adapter.scale, encoder.feature_length(self._plain), num_classes)
+        self.readout = encoder.readout(self._plain, num_classes)
+        head = self.readout.initial(seed)
+        self.units = Units(adapter.scale, encoder.feature_length(self._plain), num_classes or 1)
         self.initial = Params(
             self.layout.flatten(weights).detach().clone(),
             head.to(next(module.parameters()).device),
@@ -115,6 +112,7 @@ class AdaptedModel:
         there.prefix, there._plain, there._adapted = Towers(
             self.prefix, self._plain, self._adapted
         ).on(device)
+        there.readout = self.encoder.readout(there._plain, self.num_classes)
         there.initial = Params(*(x.to(device) for x in (self.initial.adapter, self.initial.head)))
         there._skeletons = threading.local()
         if self.stacked is not None:
@@ -170,13 +168,13 @@ class AdaptedModel:
         return self.stacked.features(adapter.unsqueeze(0), inputs, [len(inputs)])
 
     def classify(self, head: Tensor, features: Tensor) -> Tensor:
-        """Logits (B, C) of features (B, F)."""
-        return nn.functional.linear(features, *self.split_head(head))
+        """Logits (n, C) of features (n, F)."""
+        return self.readout.logits(head, features)
 
     def split_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight (…, C, F) and the bias (…, C) of the linear layer ω, for heads (…, H)."""
-        weight, bias = head.split([self.num_classes * self.feature_dim, self.num_classes], -1)
-        return weight.unflatten(-1, (self.num_classes, self.feature_dim)), bias
+        """The weight (C, F) and the bias (C,) of the linear layer ω, where it is tuned."""
+        named = self.readout.named(head)
+        return named["weight"], named["bias"]
 
     def join_head(self, weight: Tensor, bias: Tensor) -> Tensor:
         """ω of a linear layer: what `split_head` takes apart."""

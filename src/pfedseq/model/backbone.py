@@ -55,6 +55,7 @@ from pfedseq.model.normalisation import (
     normalisation,
     resizing_note,
 )
+from pfedseq.model.readout import TunedHead
 from pfedseq.seeding import seeded
 
 __all__ = [
@@ -107,6 +108,10 @@ class Backbone:
     def places(self) -> Places:
         """Where adapters go."""
         return self.family.places
+
+    def readout(self, tower: nn.Module, num_classes: int) -> TunedHead:
+        """A head of the client's own."""
+        return TunedHead(num_classes, self.feature_dim)
 
     @property
     def has_classifier(self) -> bool:

@@ -54,12 +54,13 @@ def write_peft_folder(folder: Path, model: AdaptedModel, phi: Params, base: str)
         _PREFIX + published(_ADAPTER_NAME.sub("", name)): tensor
         for name, tensor in model.layout.unflatten(phi.adapter).items()
     }
-    weight, bias = model.split_head(phi.head)
-    weights |= {f"{_PREFIX}{_HEAD}.weight": weight, f"{_PREFIX}{_HEAD}.bias": bias}
+    head = model.readout.named(phi.head)
+    weights |= {f"{_PREFIX}{_HEAD}.{part}": tensor for part, tensor in head.items()}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     config = peft_config(model.adapter_config, model.depth, model.encoder.places)
     config.base_model_name_or_path = base
     config.modules_to_save = [_HEAD] if model.encoder.has_classifier else None
+    config.task_type = model.readout.task_type
     config.inference_mode = True
     described = {
         key: sorted(value) if isinstance(value, set) else value

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pfedseq.federation import Answer, Batch, Part, Question, Split
+from pfedseq.federation import Batch, Part, Split
 from pfedseq.measures import Score
 from pfedseq.params import Params
 from pfedseq.training.loss import NO_LABEL, mean_losses
@@ -27,34 +27,36 @@ ENOUGH_ALONE = 16
 AT_ONCE = 8
 """Clients with fewer in one pass: no more than 8 · 15 examples are in memory at once."""
 
+Asked = tuple["ExampleTask", str, tuple[Any, ...]]
+"""A task, which of its methods is called (`grad`, `loss`, `score`), and with what."""
+Together = Callable[..., Sequence[Any]]
 
-Together = Callable[..., Sequence[Answer]]
 
-
-def answer_together(questions: Sequence[Question]) -> list[Answer]:
+def answers(questions: Sequence[Asked]) -> list[Any]:
     """Questions of one kind together; one by one where adapters cannot be stacked."""
     groups: dict[Together | None, list[int]] = {}
     for place, question in enumerate(questions):
         groups.setdefault(_way_to_answer(question), []).append(place)
-    answers: dict[int, Answer] = {}
+    found: dict[int, Any] = {}
     for together, places in groups.items():
         some = [questions[place] for place in places]
         if together is None:
-            answers.update((p, q.answer()) for p, q in zip(places, some, strict=True))
+            alone = [getattr(task, kind)(*arguments) for task, kind, arguments in some]
+            found.update(zip(places, alone, strict=True))
         else:
-            found = together([(question.task, *question.arguments) for question in some])
-            answers.update(zip(places, found, strict=True))
-    return [answers[place] for place in range(len(questions))]
+            asked = [(task, *arguments) for task, _, arguments in some]
+            found.update(zip(places, together(asked), strict=True))
+    return [found[place] for place in range(len(questions))]
 
 
-def _way_to_answer(question: Question) -> Together | None:
-    task: Any = question.task
+def _way_to_answer(question: Asked) -> Together | None:
+    task, kind, arguments = question
     if task.model.stacked is None:
         return None
-    if question.kind == "grad":
-        return head_gradients if question.arguments[-1] == "head" else gradients
+    if kind == "grad":
+        return head_gradients if arguments[-1] == "head" else gradients
     ways: dict[str, Together] = {"loss": losses, "score": scores}
-    return ways[question.kind]
+    return ways[kind]
 
 
 def gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> list[Params]:
@@ -63,7 +65,10 @@ def gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> list[
     adapters = torch.stack([phi.adapter for phi in phis]).detach().requires_grad_()
     heads = torch.stack([phi.head for phi in phis]).detach().requires_grad_()
     loss = _losses_of_batches(tasks, adapters, heads, batches).sum()
-    slopes = zip(*torch.autograd.grad(loss, (adapters, heads)), parts, strict=True)
+    found = torch.autograd.grad(
+        loss, (adapters, heads), materialize_grads=True
+    )  # heads may be empty
+    slopes = zip(*found, parts, strict=True)
     return [
         Params(own, torch.zeros_like(head) if part == "adapter" else head)
         for own, head, part in slopes
@@ -123,9 +128,8 @@ def _mean_losses(
     labels: Sequence[Tensor],
 ) -> Tensor:
     """(clients,) by one batched product of all heads (clients, H); shorter batches are padded."""
-    weights, biases = tasks[0].model.split_head(heads)
-    padded = pad_sequence(list(features), batch_first=True)  # (clients, B, F)
-    logits = torch.baddbmm(biases.unsqueeze(1), padded, weights.mT)  # (clients, B, C)
+    padded = pad_sequence(list(features), batch_first=True)  # (clients, n, F)
+    logits = tasks[0].model.readout.stacked_logits(heads, padded)  # (clients, n, C)
     wanted = pad_sequence(list(labels), batch_first=True, padding_value=NO_LABEL)
     return mean_losses([task.criterion for task in tasks], logits, wanted)
 
@@ -174,4 +178,4 @@ def _pass(model: AdaptedModel, adapters: Tensor, inputs: Sequence[Tensor]) -> Se
     assert model.stacked is not None
     counts = [len(own) for own in inputs]
     features = model.stacked.features(adapters, model.encoder.join(inputs), counts)
-    return torch.split(features, counts)
+    return torch.split(features, [model.readout.count(own) for own in inputs])

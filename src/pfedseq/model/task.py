@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pfedseq.data.dataset import ClientData
 from pfedseq.errors import InputError
-from pfedseq.federation import Answer, Batch, Hello, Part, Question, Split
+from pfedseq.federation import Batch, Hello, Part, Split
 from pfedseq.lora import Factors
-from pfedseq.measures import ALWAYS, MEASURES, Score, score
+from pfedseq.measures import ALWAYS, MEASURES, Score
 from pfedseq.model import shared_passes
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.params import Params
@@ -23,7 +23,6 @@ from pfedseq.seeding import derive_seed, torch_generator
 from pfedseq.training.config import Units
 from pfedseq.training.loss import CROSS_ENTROPY, Loss, LossConfig
 
-EVALUATION_BATCH = 128
 PLAIN = Loss()
 """Cross-entropy."""
 
@@ -135,16 +134,18 @@ class ExampleTask:
             features = self.model.features(adapter, inputs, self._dropout)
         loss = self.criterion(self.model.classify(head, features), labels)
         wanted = [x for x in (adapter, head) if x.requires_grad]
-        gradients = iter(torch.autograd.grad(loss, wanted))
+        gradients = iter(
+            torch.autograd.grad(loss, wanted, materialize_grads=True)
+        )  # ω may be empty
         return Params(
             next(gradients) if adapter.requires_grad else torch.zeros_like(adapter),
             next(gradients) if head.requires_grad else torch.zeros_like(head),
         )
 
     @staticmethod
-    def answer_together(questions: Sequence[Question]) -> list[Answer]:
+    def answer_together(questions: Sequence[shared_passes.Asked]) -> list[Any]:
         """Several clients' questions, by passes that they share."""
-        return shared_passes.answer_together(questions)
+        return shared_passes.answers(questions)
 
     @torch.no_grad()
     def loss(self, phi: Params, batch: Batch) -> float:
@@ -164,8 +165,8 @@ class ExampleTask:
         self, head: Tensor, features: Tensor, indices: NDArray[Any], full: bool = False
     ) -> Score:
         """The same of examples with these features."""
-        logits, labels = self.model.classify(head, features), self.source.labels(indices)
-        return score(logits, labels, tuple(MEASURES) if full else self.measures, counts=full)
+        measures = tuple(MEASURES) if full else self.measures
+        return self.model.readout.score(head, features, self.source.labels(indices), measures, full)
 
     def inputs(self, indices: NDArray[Any], training: bool = False) -> Tensor:
         """What the adapted model starts from; `training`: as the round has changed the examples."""
@@ -176,10 +177,10 @@ class ExampleTask:
     @torch.no_grad()
     def features(self, adapter: Tensor, indices: NDArray[Any], training: bool = False) -> Tensor:
         """Features (n, F) of examples under a θ that stays, in batches."""
-        features_of = self.model.merged(adapter)
+        features_of, size = self.model.merged(adapter), self.model.readout.pass_size
         parts = [
-            features_of(self.inputs(indices[start : start + EVALUATION_BATCH], training))
-            for start in range(0, len(indices), EVALUATION_BATCH)
+            features_of(self.inputs(indices[start : start + size], training))
+            for start in range(0, len(indices), size)
         ]
         return torch.cat(parts or [adapter.new_zeros(0, self.model.feature_dim)])
 

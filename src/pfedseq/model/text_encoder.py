@@ -30,6 +30,7 @@ from pfedseq.model.encoders.loading import (
 from pfedseq.model.encoders.parts import Part, Pooling, TextPart, joined, pooled
 from pfedseq.model.encoders.vit.timm_weights import UNREADABLE, reason
 from pfedseq.model.layout import AdapterLayout
+from pfedseq.model.readout import TunedHead
 from pfedseq.seeding import seeded
 
 RANDOM = "random:bert-tiny"
@@ -88,6 +89,10 @@ class TextEncoder:
     def most_tokens(self) -> int:
         """How much of a text it reads."""
         return self.family.positions(self.config)
+
+    def readout(self, tower: nn.Module, num_classes: int) -> TunedHead:
+        """A head of the client's own."""
+        return TunedHead(num_classes, self.feature_dim)
 
     @property
     def has_classifier(self) -> bool:

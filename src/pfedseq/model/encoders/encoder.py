@@ -13,6 +13,7 @@ from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import Places
 from pfedseq.model.encoders.parts import Part
 from pfedseq.model.layout import AdapterLayout
+from pfedseq.model.readout import Readout
 
 
 class Towers(NamedTuple):
@@ -96,6 +97,9 @@ class Encoder(Protocol):
 
     def feature_length(self, tower: nn.Module) -> float:
         """The root mean square length of the features that a tower to the top gives."""
+
+    def readout(self, tower: nn.Module, num_classes: int) -> Readout:
+        """What is read off the features of a tower to the top."""
 
     @property
     def has_classifier(self) -> bool:

@@ -14,7 +14,7 @@ Convert = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class WeightRule:
     """One tensor of a file and the tensors of transformers' `ViTModel` that it becomes."""
 
     source: str
@@ -47,7 +47,7 @@ class Naming(ABC):
         """The number of attention heads, where shapes show it."""
 
     @abstractmethod
-    def entries(self, depth: int, qkv_bias: bool) -> list[Entry]:
+    def entries(self, depth: int, qkv_bias: bool) -> list[WeightRule]:
         """All tensors of a ViT of this depth."""
 
 
@@ -69,12 +69,12 @@ class _Timm(Naming):
     def num_heads(self, tensors: Mapping[str, Tensor]) -> int | None:
         return None
 
-    def entries(self, depth: int, qkv_bias: bool) -> list[Entry]:
+    def entries(self, depth: int, qkv_bias: bool) -> list[WeightRule]:
         found = [
-            Entry("cls_token", 3, ("embeddings.cls_token",), _same),
-            Entry("pos_embed", 3, ("embeddings.position_embeddings",), _same),
-            Entry(self.patch_kernel, 4, (f"{_PATCHES}.weight",), _same),
-            Entry("patch_embed.proj.bias", 1, (f"{_PATCHES}.bias",), _same),
+            WeightRule("cls_token", 3, ("embeddings.cls_token",), _same),
+            WeightRule("pos_embed", 3, ("embeddings.position_embeddings",), _same),
+            WeightRule(self.patch_kernel, 4, (f"{_PATCHES}.weight",), _same),
+            WeightRule("patch_embed.proj.bias", 1, (f"{_PATCHES}.bias",), _same),
             *_weight_and_bias("norm", "layernorm", 1),
         ]
         for i in range(depth):
@@ -85,11 +85,13 @@ class _Timm(Naming):
                 *_weight_and_bias(f"{source}.attn.proj", f"{target}.attention.o_proj", 2),
                 *_weight_and_bias(f"{source}.mlp.fc1", f"{target}.mlp.fc1", 2),
                 *_weight_and_bias(f"{source}.mlp.fc2", f"{target}.mlp.fc2", 2),
-                Entry(f"{source}.attn.qkv.weight", 2, _query_key_value(target, "weight"), _thirds),
+                WeightRule(
+                    f"{source}.attn.qkv.weight", 2, _query_key_value(target, "weight"), _thirds
+                ),
             ]
             if qkv_bias:
                 targets = _query_key_value(target, "bias")
-                found.append(Entry(f"{source}.attn.qkv.bias", 1, targets, _thirds))
+                found.append(WeightRule(f"{source}.attn.qkv.bias", 1, targets, _thirds))
         return found
 
 
@@ -117,17 +119,17 @@ class _Augreg(Naming):
         kernel = tensors[self.query_kernel]
         return kernel.shape[1] if kernel.ndim == 3 else None
 
-    def entries(self, depth: int, qkv_bias: bool) -> list[Entry]:
+    def entries(self, depth: int, qkv_bias: bool) -> list[WeightRule]:
         found = [
-            Entry("cls", 3, ("embeddings.cls_token",), _same),
-            Entry(self.positions, 3, ("embeddings.position_embeddings",), _same),
-            Entry(
+            WeightRule("cls", 3, ("embeddings.cls_token",), _same),
+            WeightRule(self.positions, 3, ("embeddings.position_embeddings",), _same),
+            WeightRule(
                 self.patch_kernel,
                 4,
                 (f"{_PATCHES}.weight",),
                 lambda kernel: (self.as_conv_weight(kernel),),
             ),
-            Entry("embedding/bias", 1, (f"{_PATCHES}.bias",), _same),
+            WeightRule("embedding/bias", 1, (f"{_PATCHES}.bias",), _same),
             *self._norm("Transformer/encoder_norm", "layernorm"),
         ]
         for i in range(depth):
@@ -138,18 +140,18 @@ class _Augreg(Naming):
                 *self._norm(f"{source}/LayerNorm_2", f"{target}.layernorm_after"),
                 *self._dense(f"{source}/MlpBlock_3/Dense_0", f"{target}.mlp.fc1"),
                 *self._dense(f"{source}/MlpBlock_3/Dense_1", f"{target}.mlp.fc2"),
-                Entry(
+                WeightRule(
                     f"{attention}/out/kernel",
                     3,
                     (f"{target}.attention.o_proj.weight",),
                     lambda kernel: (kernel.flatten(0, 1).T,),
                 ),
-                Entry(f"{attention}/out/bias", 1, (f"{target}.attention.o_proj.bias",), _same),
+                WeightRule(f"{attention}/out/bias", 1, (f"{target}.attention.o_proj.bias",), _same),
             ]
             for part in ("query", "key", "value"):
                 projection = f"{target}.attention.{part[0]}_proj"
                 found.append(
-                    Entry(
+                    WeightRule(
                         f"{attention}/{part}/kernel",
                         3,
                         (f"{projection}.weight",),
@@ -158,7 +160,7 @@ class _Augreg(Naming):
                 )
                 if qkv_bias:
                     found.append(
-                        Entry(
+                        WeightRule(
                             f"{attention}/{part}/bias",
                             2,
                             (f"{projection}.bias",),
@@ -167,16 +169,16 @@ class _Augreg(Naming):
                     )
         return found
 
-    def _norm(self, source: str, target: str) -> list[Entry]:
+    def _norm(self, source: str, target: str) -> list[WeightRule]:
         return [
-            Entry(f"{source}/scale", 1, (f"{target}.weight",), _same),
-            Entry(f"{source}/bias", 1, (f"{target}.bias",), _same),
+            WeightRule(f"{source}/scale", 1, (f"{target}.weight",), _same),
+            WeightRule(f"{source}/bias", 1, (f"{target}.bias",), _same),
         ]
 
-    def _dense(self, source: str, target: str) -> list[Entry]:
+    def _dense(self, source: str, target: str) -> list[WeightRule]:
         return [
-            Entry(f"{source}/kernel", 2, (f"{target}.weight",), lambda kernel: (kernel.T,)),
-            Entry(f"{source}/bias", 1, (f"{target}.bias",), _same),
+            WeightRule(f"{source}/kernel", 2, (f"{target}.weight",), lambda kernel: (kernel.T,)),
+            WeightRule(f"{source}/bias", 1, (f"{target}.bias",), _same),
         ]
 
 
@@ -263,8 +265,8 @@ def _query_key_value(layer: str, kind: str) -> tuple[str, ...]:
     return tuple(f"{layer}.attention.{part}_proj.{kind}" for part in "qkv")
 
 
-def _weight_and_bias(source: str, target: str, weight_ndim: int) -> list[Entry]:
+def _weight_and_bias(source: str, target: str, weight_ndim: int) -> list[WeightRule]:
     return [
-        Entry(f"{source}.weight", weight_ndim, (f"{target}.weight",), _same),
-        Entry(f"{source}.bias", 1, (f"{target}.bias",), _same),
+        WeightRule(f"{source}.weight", weight_ndim, (f"{target}.weight",), _same),
+        WeightRule(f"{source}.bias", 1, (f"{target}.bias",), _same),
     ]

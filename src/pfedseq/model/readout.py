@@ -1,0 +1,95 @@
+"""What is read off the features: by a head that clients tune, or by one that stays frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pfedseq.measures import Score, score
+from pfedseq.seeding import torch_generator
+
+EVALUATION_BATCH = 128
+HEAD_STD = 0.02
+"""Standard deviation of the initial head weights, as ViT's own classification head."""
+
+
+class Readout(Protocol):
+    """Features ↦ logits, given ω; holds no client state."""
+
+    @property
+    def task_type(self) -> str | None:
+        """What PEFT calls the task of a model that ends so."""
+
+    @property
+    def pass_size(self) -> int:
+        """Examples in a pass of an evaluation."""
+
+    def initial(self, seed: int) -> Tensor:
+        """ω^0 (H,)."""
+
+    def count(self, inputs: Tensor) -> int:
+        """How many feature vectors inputs (B, …) have."""
+
+    def logits(self, head: Tensor, features: Tensor) -> Tensor:
+        """(n, C) of features (n, F)."""
+
+    def stacked_logits(self, heads: Tensor, features: Tensor) -> Tensor:
+        """(clients, n, C) of features (clients, n, F), each client's under its own of `heads`."""
+
+    def named(self, head: Tensor) -> Mapping[str, Tensor]:
+        """ω as the named weights of a layer; nothing where it is empty."""
+
+    def score(
+        self, head: Tensor, features: Tensor, labels: Tensor, measures: Sequence[str], full: bool
+    ) -> Score:
+        """The measures on features (n, F) with labels (n,); with `full` also the counts."""
+
+
+@dataclass(frozen=True)
+class TunedHead:
+    """A linear layer of the client's: ω holds its weight (C, F), row by row, then its bias (C,)."""
+
+    num_classes: int
+    feature_dim: int
+    task_type: str | None = None
+    pass_size: int = EVALUATION_BATCH
+
+    def initial(self, seed: int) -> Tensor:
+        """Small random weights, and no bias."""
+        head = torch.zeros(self.num_classes * (self.feature_dim + 1))
+        weights = head[: self.num_classes * self.feature_dim]
+        weights.normal_(std=HEAD_STD, generator=torch_generator(seed, "head"))
+        return head
+
+    def count(self, inputs: Tensor) -> int:
+        """One for each example."""
+        return len(inputs)
+
+    def logits(self, head: Tensor, features: Tensor) -> Tensor:
+        """(n, C) of features (n, F)."""
+        return nn.functional.linear(features, *self.split(head))
+
+    def stacked_logits(self, heads: Tensor, features: Tensor) -> Tensor:
+        """All clients' by one batched product."""
+        weights, biases = self.split(heads)
+        return torch.baddbmm(biases.unsqueeze(1), features, weights.mT)
+
+    def split(self, head: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight (…, C, F) and the bias (…, C), for heads (…, H)."""
+        weight, bias = head.split([self.num_classes * self.feature_dim, self.num_classes], -1)
+        return weight.unflatten(-1, (self.num_classes, self.feature_dim)), bias
+
+    def named(self, head: Tensor) -> Mapping[str, Tensor]:
+        """The layer's weight and bias."""
+        weight, bias = self.split(head)
+        return {"weight": weight, "bias": bias}
+
+    def score(
+        self, head: Tensor, features: Tensor, labels: Tensor, measures: Sequence[str], full: bool
+    ) -> Score:
+        """The measures of all predictions; with `full` also their counts."""
+        return score(self.logits(head, features), labels, measures, counts=full)
