@@ -99,7 +99,7 @@ def test_csv_has_every_measure_and_keeps_all_digits(tmp_path):
     sheet = sheet_of("table2", {"pfedseq": [summary(1 / 3)]})
     write_csv(sheet, tmp_path / "t.csv")
     rows = list(csv.DictReader((tmp_path / "t.csv").open()))
-    assert len(rows) == len(sheet.arms) * 6
+    assert len(rows) == len(sheet.arms) * 7
     row = next(r for r in rows if (r["row"], r["measure"]) == ("pfedseq", "client_mean"))
     assert float(row["mean"]) == 100 * (1 / 3)
     assert (row["std_over_seeds"], row["paper_mean"], row["paper_std"]) == ("", "84.63", "0.24")

@@ -70,7 +70,7 @@ def test_the_papers_presets_run_the_default_learner_and_literal_the_plain_readin
 
 def test_the_lab_has_a_scenario_for_each_of_the_papers():
     lab = {name.removeprefix("lab/") for name in preset_names() if name.startswith("lab/")}
-    assert lab == set(PAPER) - {"domainnet"} | {"pacs"}
+    assert lab >= set(PAPER) - {"domainnet"} | {"pacs"}
 
 
 def test_a_file_wins_over_a_preset_and_a_folder_does_not(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pfedseq.config import Config
@@ -37,6 +37,8 @@ class Choice:
 
     methods: tuple[str, ...] = ()
     values: tuple[int, ...] = ()
+    frozen: bool = False
+    """Whether pFedSeq with a learner that is never trained stands below the methods."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Experiment:
         return self.kind == "sweep"
 
 
+FROZEN = "pfedseq-frozen"
 ALL = ("cifar100", "tiny_imagenet", "domainnet", "omniglot")
 
 
@@ -72,12 +75,16 @@ def _methods(config: Config, choice: Choice) -> list[Arm]:
     known = {name for _, names in groups for name in names}
     groups.append(("Plug-ins", [name for name in choice.methods if name not in known]))
     wanted = choice.methods or PAPER
-    return [
+    lines = [
         Arm(name, METHODS[name].title, name, group=group, paper_row=name)
         for group, names in groups
         for name in names
         if name in wanted
     ]
+    if choice.frozen:
+        (frozen,) = (arm for arm in _variants(2)(config, choice) if arm.key == FROZEN)
+        lines.append(replace(frozen, group="Yardstick", paper_row=None))
+    return lines
 
 
 def _one_round(config: Config, choice: Choice) -> list[Arm]:

@@ -196,8 +196,7 @@ def _measure(small: World, name: str) -> _Measured:
 
 def _history_of(server: Server) -> History | RunningSums | None:
     """What a server keeps of past updates; a window makes its work grow until it is full."""
-    history = getattr(server, "history", None)
-    return history if isinstance(history, History | RunningSums) else None
+    return server.history if isinstance(server, PFedSeqServer) else None
 
 
 def _warmup_of(server: Server) -> int:

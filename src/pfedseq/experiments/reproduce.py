@@ -15,14 +15,18 @@ from pfedseq.data.loading import load_data
 from pfedseq.errors import InputError
 from pfedseq.experiments import pictures
 from pfedseq.experiments.catalogue import Arm, Choice, Experiment, find_experiment
+from pfedseq.experiments.markdown import Options, write_markdown
+from pfedseq.experiments.results_file import KeptRun, KeptTrial, ResultsFile
 from pfedseq.experiments.settings import Scenario, differences, find_scenarios
 from pfedseq.experiments.sheet import Sheet, fill_sheet
+from pfedseq.experiments.tune import Trial
+from pfedseq.experiments.tuned import Chosen, Tuning
 from pfedseq.experiments.writing import write_csv, write_latex
 from pfedseq.files import write_atomically
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import MethodSummary
 from pfedseq.runs.run import Listener, Tell, tell_nobody
-from pfedseq.runs.sweep import Entry, single, sweep
+from pfedseq.runs.sweep import SweepEntry, single, sweep
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Reproduction:
     """An experiment in a setting: which runs it needs and where everything goes.
 
     All experiments of a setting share one folder, so that a run which several of them need is made
-    once. Runs are OUT/runs/DATASET/ARM/seed_S; what is made of them is OUT/EXPERIMENT.*.
+    once. Runs are OUT/runs/DATASET/ARM/seed_S; what is made of them is OUT/EXPERIMENT.*. With a
+    `tuning`, every method is tuned first, in OUT/tune.
     """
 
     experiment: Experiment
@@ -39,6 +44,7 @@ class Reproduction:
     out: Path
     overrides: tuple[str, ...] = ()
     choice: Choice = field(default_factory=Choice)
+    tuning: Tuning | None = None
 
     @classmethod
     def of(
@@ -50,6 +56,7 @@ class Reproduction:
         out: Path,
         overrides: Sequence[str] = (),
         choice: Choice | None = None,
+        tuning: Tuning | None = None,
     ) -> Reproduction:
         """As a user says it; see `find_experiment` and `find_scenarios`."""
         choice = choice or Choice()
@@ -57,7 +64,11 @@ class Reproduction:
         scenarios = find_scenarios(setting, data_sets, experiment.data_sets)
         if not seeds:
             raise InputError("at least one seed is needed")
-        return cls(experiment, tuple(scenarios), tuple(seeds), out, tuple(overrides), choice)
+        if tuning is not None:
+            tuning.check(seeds)
+        return cls(
+            experiment, tuple(scenarios), tuple(seeds), out, tuple(overrides), choice, tuning
+        )
 
     @cached_property
     def configs(self) -> dict[str, Config]:
@@ -81,17 +92,40 @@ class Reproduction:
         """The folder of all runs."""
         return self.out / "runs"
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SweepEntry]:
         """The runs that are needed, ordered so that neighbours share data and backbone."""
         return [
-            Entry(
-                f"{scenario.name}/{arm.key}/seed_{seed}",
-                single(scenario.load((*self.overrides, *arm.overrides)), arm.method, seed),
-            )
+            SweepEntry(f"{scenario.name}/{arm.key}/seed_{seed}", single(config, arm.method, seed))
             for scenario in self.scenarios
+            for configs in [self._configs_of_arms(scenario)]
             for seed in self.seeds
-            for arm in self.arms_of[scenario.name]
+            for arm, config in configs.items()
         ]
+
+    def _configs_of_arms(self, scenario: Scenario) -> dict[Arm, Config]:
+        """Each line's config, with what was chosen for its method by now."""
+        arms, chosen = self.arms_of[scenario.name], self.chosen(scenario)
+        if self.tuning is None:
+            return {arm: scenario.load((*self.overrides, *arm.overrides)) for arm in arms}
+        config = self.configs[scenario.name]
+        return {arm: chosen.applied(config, arm.method, arm.overrides) for arm in arms}
+
+    def chosen(self, scenario: Scenario) -> Chosen:
+        """What tuning chose in a scenario."""
+        return Chosen(self.out / "tune" / scenario.name)
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs it takes in all, trials among them."""
+        runs = len(self.seeds) * sum(map(len, self.arms_of.values()))
+        if self.tuning is None:
+            return runs
+        methods = sum(len(self.methods(scenario)) for scenario in self.scenarios)
+        return runs + methods * self.tuning.trials * len(self.tuning.seeds)
+
+    def methods(self, scenario: Scenario) -> list[str]:
+        """The methods of a scenario's lines, each once."""
+        return list(dict.fromkeys(arm.method for arm in self.arms_of[scenario.name]))
 
     def folders(self, scenario: Scenario, arm: Arm) -> dict[int, RunFolder]:
         """The finished runs of an arm, by seed."""
@@ -115,7 +149,7 @@ class Reproduction:
 
 def run_missing(
     wanted: Reproduction,
-    announce: Callable[[Entry], Listener | None],
+    announce: Callable[[SweepEntry], Listener | None],
     finished: Callable[[RunFolder], None],
     tell: Tell = tell_nobody,
 ) -> dict[str, str]:
@@ -124,9 +158,14 @@ def run_missing(
     One that diverges does not stop the others.
     """
     wanted.check()
+    if wanted.tuning is not None:
+        for scenario in wanted.scenarios:
+            trial = scenario.load((*wanted.overrides, *wanted.tuning.overrides))
+            methods = wanted.methods(scenario)
+            wanted.chosen(scenario).search(trial, methods, wanted.tuning, announce, tell)
     problems: dict[str, str] = {}
 
-    def failed(entry: Entry, problem: InputError) -> None:
+    def failed(entry: SweepEntry, problem: InputError) -> None:
         problems[entry.label] = str(problem)
         tell(f"{entry.label} is left out: {problem}")
 
@@ -134,15 +173,35 @@ def run_missing(
     return problems
 
 
-def collect(wanted: Reproduction) -> Sheet:
-    """The sheet of what is finished by now."""
+def finished_runs(wanted: Reproduction) -> ResultsFile:
+    """What is finished by now, runs and trials."""
+    file = ResultsFile()
+    for scenario in wanted.scenarios:
+        name, chosen = scenario.name, wanted.chosen(scenario)
+        for method in wanted.methods(scenario):
+            file.add([KeptTrial(name, trial) for trial in chosen.trials(method)])
+        for arm in wanted.arms_of[name]:
+            values = chosen.best(arm.method).values
+            file.add(
+                [
+                    KeptRun(name, arm.key, arm.method, seed, values, _summary(folder, arm))
+                    for seed, folder in wanted.folders(scenario, arm).items()
+                ]
+            )
+    return file
+
+
+def _summary(folder: RunFolder, arm: Arm) -> MethodSummary:
+    return folder.read_summary().methods[arm.method]
+
+
+def collect(wanted: Reproduction, found: ResultsFile) -> Sheet:
+    """The sheet of what there is of the wanted seeds."""
     runs: dict[tuple[str, str], Mapping[int, MethodSummary]] = {}
     for scenario in wanted.scenarios:
         for arm in wanted.arms_of[scenario.name]:
-            runs[scenario.name, arm.key] = {
-                seed: folder.read_summary().methods[arm.method]
-                for seed, folder in wanted.folders(scenario, arm).items()
-            }
+            every = found.runs(scenario.name, arm.key)
+            runs[scenario.name, arm.key] = {s: every[s] for s in wanted.seeds if s in every}
     return fill_sheet(
         wanted.experiment,
         wanted.arms,
@@ -154,14 +213,15 @@ def collect(wanted: Reproduction) -> Sheet:
     )
 
 
-def write_results(wanted: Reproduction, sheet: Sheet) -> list[Path]:
-    """CSV, LaTeX and pictures of an experiment; returns the files."""
+def write_results(wanted: Reproduction, sheet: Sheet, found: ResultsFile) -> list[Path]:
+    """CSV, LaTeX, Markdown and pictures of an experiment; returns the files."""
     stem = wanted.out / wanted.experiment.name
     files = []
     if wanted.experiment.kind != "curves":
-        files += [stem.with_suffix(".csv"), stem.with_suffix(".tex")]
+        files += [stem.with_suffix(suffix) for suffix in (".csv", ".tex", ".md")]
         write_csv(sheet, files[0])
         write_latex(sheet, files[1])
+        write_markdown(sheet, _options_as_text(wanted, found), files[2])
         draw = {
             "accuracy": pictures.draw_accuracies,
             "sweep": pictures.draw_sweep,
@@ -182,6 +242,16 @@ def write_results(wanted: Reproduction, sheet: Sheet) -> list[Path]:
         )
         files += pictures.draw_learning_curves(curves, curved)
     return files
+
+
+def _options_as_text(wanted: Reproduction, found: ResultsFile) -> Options:
+    return {
+        (scenario.name, arm.key): Trial(arm.method, found.options(scenario.name, arm.key)).shown(
+            ", "
+        )
+        for scenario in wanted.scenarios
+        for arm in wanted.arms_of[scenario.name]
+    }
 
 
 def draw_partitions(wanted: Reproduction) -> list[Path]:

@@ -21,17 +21,23 @@ class Scenario:
     """A preset, or the path of a config file."""
     stands_for: str | None
     """The paper's data set whose numbers belong beside it; None where the paper has none."""
+    overrides: tuple[str, ...] = ()
+    """What it has otherwise than the config, as --set writes it."""
+    label: str = ""
+    """Its title, where that is neither its name nor the paper's."""
 
     @property
     def title(self) -> str:
         """For tables: the paper's name, and what is in its place."""
+        if self.label:
+            return self.label
         if self.stands_for is None or self.name == self.stands_for:
             return data_set_title(self.name)
         return f"{self.name.upper()} (for {data_set_title(self.stands_for)})"
 
     def load(self, overrides: Sequence[str] = ()) -> Config:
         """Its config, with values overridden as --set does."""
-        return load_config(self.config, overrides)
+        return load_config(self.config, (*self.overrides, *overrides))
 
 
 _FAMILIES = {
@@ -44,6 +50,15 @@ _FAMILIES = {
         Scenario("tiny_imagenet", "lab/tiny_imagenet", "tiny_imagenet"),
         Scenario("pacs", "lab/pacs", "domainnet"),
         Scenario("omniglot", "lab/omniglot", "omniglot"),
+        Scenario("cifar100_much", "lab/cifar100_much", None, label="CIFAR-100, much data"),
+        Scenario("digits_groups", "lab/digits_groups", None, label="Digits, four scanners"),
+        Scenario(
+            "cifar100_partial",
+            "lab/cifar100",
+            None,
+            ("federation.participation=0.3",),
+            "CIFAR-100, 3 of 10 clients a round",
+        ),
     ),
     "demo": (Scenario("digits", "demo", None),),
 }

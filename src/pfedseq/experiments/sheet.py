@@ -14,7 +14,7 @@ from pfedseq.experiments.catalogue import Arm, Experiment
 from pfedseq.experiments.results import Quantity, Runs, lead, quantities, seconds_per_round
 from pfedseq.experiments.settings import Scenario
 from pfedseq.experiments.statistics import Interval, MeanStd
-from pfedseq.measures import MEASURES, Format, Measure
+from pfedseq.measures import MEASURES, PLAIN, Format, Measure
 from pfedseq.runs.records import MethodSummary
 
 BYTES_PER_PARAMETER = 4
@@ -159,7 +159,14 @@ def _measures(
         return _seconds(runs.get((scenario.name, "local"), {}).values())
     if experiment.kind == "traffic":
         return _traffic(rounds)
-    return quantities(headline)
+    if headline.name == "loss":
+        return quantities(headline)
+    return (*quantities(headline), Quantity("loss", "loss", PLAIN, "low", _loss))
+
+
+def _loss(summary: MethodSummary) -> float | None:
+    over = summary.scores.over_clients("loss")
+    return None if over is None else over.client_mean
 
 
 def _seconds(local: Iterable[MethodSummary]) -> Sequence[Quantity]:

@@ -29,7 +29,7 @@ from pfedseq.measures import Measure, find_measure
 from pfedseq.methods import find_method
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import Listener, Tell
-from pfedseq.runs.sweep import Entry, single, sweep
+from pfedseq.runs.sweep import SweepEntry, single, sweep
 from pfedseq.runs.world import World
 
 Grid = Mapping[str, Sequence[Any]]
@@ -187,11 +187,15 @@ def tune(
     seeds: Sequence[int],
     budget: int,
     out: Path,
-    announce: Callable[[Entry], Listener | None],
+    announce: Callable[[SweepEntry], Listener | None],
     tell: Tell,
     grid: Grid | None = None,
+    searched: Callable[[str, Sequence[Trial]], None] = lambda method, trials: None,
 ) -> list[Trial]:
-    """Run the trials that `out` does not hold yet; returns all, each method's best first."""
+    """Run the trials that `out` does not hold yet; returns all, each method's best first.
+
+    `searched` hears each method's trials, the best first, as soon as its search is over.
+    """
     headline = find_measure(config.run.headline)
     found: list[Trial] = []
     build = _one_world()
@@ -200,7 +204,7 @@ def tune(
         search = Search(method, rate, budget, headline, grid)
         for trial in search.wanted():
             entries = [
-                Entry(
+                SweepEntry(
                     f"{trial.label}/seed_{seed}", single(with_values(config, trial), method, seed)
                 )
                 for seed in seeds
@@ -215,6 +219,7 @@ def tune(
             )
             search.done.append(_scored(trial, seeds, out))
         found += ranked(search.done, headline)
+        searched(method, ranked(search.done, headline))
     return found
 
 
