@@ -20,19 +20,21 @@ import typer
 from pydantic import BaseModel
 
 from pfedseq.cli import app
-from pfedseq.federation import LocalTraining, Method
+from pfedseq.federation import Method
 from pfedseq.methods import METHODS
 from pfedseq.report.options import Option, options, sections, summary
+from pfedseq.training.config import LocalTraining
 
 NAMES = {
     "pfedseq": None,  # all of __all__
     "pfedseq.federation": (
         *("Method", "MethodConfig", "Server", "Client", "Setup", "Reply", "Task", "Site"),
-        *("Clients", "Score", "Hello"),
+        *("Clients", "Hello"),
     ),
+    "pfedseq.measures": ("Score",),
     "pfedseq.params": ("Params", "weighted_mean"),
     "pfedseq.training.optimizer": ("LocalOptimizer",),
-    "pfedseq.optim": ("step_along",),
+    "pfedseq.methods.parts.step_along": ("step_along",),
 }
 """Modules and the names of theirs that the API reference shows."""
 
