@@ -37,7 +37,8 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.adapters import peft_config
 from pfedseq.model.backbone import Backbone, load_backbone
-from pfedseq.model.task import EVALUATION_BATCH, ExampleSite
+from pfedseq.model.readout import EVALUATION_BATCH
+from pfedseq.model.task import ExampleSite
 from pfedseq.workloads.images.source import ImageSource
 
 LR, CLASSES = 0.01, 100

@@ -48,7 +48,7 @@ backbone = "random:vit-tiny"
 
 [engine]
 kind = "{kind}"
-cohort = 1
+clients_per_pass = 1
 device = "cpu"
 """
 

@@ -1,13 +1,13 @@
-"""Seconds of a whole round of local training: a cohort in one pass, one after another, PFLlib-like.
+"""Seconds of a whole round of local training: clients in one pass, one after another, PFLlib-like.
 
     python benchmarks/round.py --quick               few batches, N = 10 and 1000
     python benchmarks/round.py --json figures.json   more batches, N in 10, 20, 100, 1000
 
 A round is `clients.call("train", …)` of FedAvg: reading, normalising, gradients, steps and the
 messages, without the server and without testing. "One after another" is the same engine with
-cohort = 1: a client at a time on each core. The PFLlib-like loop keeps a deep copy of the model for
-every client and its images as normalised tensors, as PFLlib does, which stores them decoded; it
-stacks a batch of them and leaves the cores to PyTorch. With adapters in the last 4
+clients_per_pass = 1: a client at a time on each core. The PFLlib-like loop keeps a deep copy of
+the model for every client and its images as normalised tensors, as PFLlib does, which stores them
+decoded; it stacks a batch of them and leaves the cores to PyTorch. With adapters in the last 4
 of 12 blocks it still runs all 12 forwards, and backwards only the 4. "bfloat16" is
 `model.precision` here and PyTorch's autocast there. All take turns, and each figure is the fastest
 turn. Of N clients each way runs once in a process of its own, for the
@@ -35,7 +35,7 @@ from peft import inject_adapter_in_model
 from torch import nn
 
 from pfedseq.data.dataset import ClientData, ImageSet
-from pfedseq.engines.cohort import automatic_cohort
+from pfedseq.engines.grouping import automatic_size
 from pfedseq.engines.local import LocalClients
 from pfedseq.methods import find_method
 from pfedseq.model.adapted import AdaptedModel, Precision
@@ -78,10 +78,10 @@ def make_sites(
     return [ExampleSite(i, model, source, d, batch_size, seed=0) for i, d in enumerate(data)]
 
 
-def engine_round(sites: list[ExampleSite], cohort: int) -> Callable[[], object]:
+def engine_round(sites: list[ExampleSite], together: int) -> Callable[[], object]:
     method = find_method("fedavg")
     config = method.config(lr=LR)
-    clients = LocalClients(method.client, config, sites, threads=CORES, cohort=cohort)
+    clients = LocalClients(method.client, config, sites, threads=CORES, clients_per_pass=together)
     down = {i: sites[0].model.initial.tensors() for i in clients.ids}
     return lambda: clients.call("train", 1, down)
 
@@ -138,16 +138,16 @@ def peak_of_all_cores() -> float:
 def demo(quick: bool, repeats: int) -> dict[str, Any]:
     backbone = load_backbone("demo")
     sites = make_sites(backbone, 10, 24 if quick else 80, 8)
-    size = automatic_cohort(len(sites), 8)
+    size = automatic_size(len(sites), 8)
     seconds = fastest(
         {
-            "cohort": engine_round(sites, size),
+            "shared pass": engine_round(sites, size),
             "one after another": engine_round(sites, 1),
             "PFLlib-like": pfllib_like_round(backbone, sites),
         },
         repeats,
     )
-    return {"cohort": size, "seconds": seconds}
+    return {"clients_per_pass": size, "seconds": seconds}
 
 
 def vit_tiny(quick: bool, repeats: int) -> dict[str, Any]:
@@ -156,10 +156,10 @@ def vit_tiny(quick: bool, repeats: int) -> dict[str, Any]:
     sites = make_sites(backbone, clients, each, batch_size)
     upper = make_sites(backbone, clients, each, batch_size, "last 4")
     rounded = make_sites(backbone, clients, each, batch_size, precision="bfloat16")
-    size, peak = automatic_cohort(clients, batch_size), peak_of_all_cores()
+    size, peak = automatic_size(clients, batch_size), peak_of_all_cores()
     seconds = fastest(
         {
-            "cohort": engine_round(sites, size),
+            "shared pass": engine_round(sites, size),
             "one after another": engine_round(sites, 1),
             "bfloat16": engine_round(rounded, size),
             "last 4": engine_round(upper, size),
@@ -172,15 +172,15 @@ def vit_tiny(quick: bool, repeats: int) -> dict[str, Any]:
     peak = max(peak, peak_of_all_cores())
     flops = work(backbone, 112)[0] * clients * each
     return {
-        "cohort": size,
+        "clients_per_pass": size,
         "seconds": seconds,
         "peak_gflops": peak / 1e9,
-        "share_of_matmul_peak": flops / seconds["cohort"] / peak,
+        "share_of_matmul_peak": flops / seconds["shared pass"] / peak,
         "share_one_after_another": flops / seconds["one after another"] / peak,
     }
 
 
-WAYS = ("cohort", "one after another", "PFLlib-like")
+WAYS = ("shared pass", "one after another", "PFLlib-like")
 MOST_COPIES = 100
 """Clients up to which every one can have a model of its own."""
 
@@ -192,7 +192,7 @@ def many_clients(way: str, count: int, images_each: int) -> dict[str, Any]:
     if way == "PFLlib-like":
         one_round = pfllib_like_round(backbone, sites)
     else:
-        size = automatic_cohort(count, images_each) if way == "cohort" else 1
+        size = automatic_size(count, images_each) if way == "shared pass" else 1
         one_round = engine_round(sites, size)
     seconds = seconds_of(one_round)
     return {"seconds": seconds, "peak_mib": peak_mib()}
@@ -241,19 +241,19 @@ def main() -> None:
 
     note("demo", demo(quick, repeats))
     seconds = figures["demo"]["seconds"]
-    note("cohort_speedup_demo", seconds["one after another"] / seconds["cohort"])
-    note("speedup_vs_pfllib_like_demo", seconds["PFLlib-like"] / seconds["cohort"])
+    note("shared_pass_speedup_demo", seconds["one after another"] / seconds["shared pass"])
+    note("speedup_vs_pfllib_like_demo", seconds["PFLlib-like"] / seconds["shared pass"])
     note("vit_tiny_112", vit_tiny(quick, repeats))
     seconds = figures["vit_tiny_112"]["seconds"]
     note("share_of_matmul_peak", figures["vit_tiny_112"]["share_of_matmul_peak"])
-    note("prefix_speedup", seconds["cohort"] / seconds["last 4"])
-    note("speedup_vs_pfllib_like", seconds["PFLlib-like"] / seconds["cohort"])
-    note("bfloat16_speedup", seconds["cohort"] / seconds["bfloat16"])
+    note("prefix_speedup", seconds["shared pass"] / seconds["last 4"])
+    note("speedup_vs_pfllib_like", seconds["PFLlib-like"] / seconds["shared pass"])
+    note("bfloat16_speedup", seconds["shared pass"] / seconds["bfloat16"])
     note("speedup_vs_pfllib_like_bfloat16", seconds["PFLlib-like"] / seconds["bfloat16"])
     note("speedup_vs_pfllib_like_last_4", seconds["PFLlib-like, last 4"] / seconds["last 4"])
     sizes = [(10, 4), (1000, 1)] if quick else [(10, 16), (20, 16), (100, 16), (1000, 4)]
     note("rounds", [rounds_of(count, images) for count, images in sizes])
-    note("peak_mib_1000_clients", figures["rounds"][-1]["cohort"]["peak_mib"])
+    note("peak_mib_1000_clients", figures["rounds"][-1]["shared pass"]["peak_mib"])
     figures["load_average_after"] = os.getloadavg()[0]
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")

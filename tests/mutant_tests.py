@@ -8,9 +8,10 @@ _FLOWER = (
 TESTS = {
     "params.py": "test_params methods/test_simple_methods methods/test_ditto test_federation "
     "engines/test_screening",
-    "optim.py": "methods/test_simple_methods methods/parts/test_hypernets methods/test_pfedhn "
-    "methods/test_server_optimizers methods/test_pfedla methods/test_pfedseq methods/test_pefll",
-    "federation.py": "test_federation methods/test_simple_methods engines/test_hello "
+    "methods/parts/step_along.py": "methods/test_simple_methods methods/parts/test_hypernets "
+    "methods/test_pfedhn methods/test_server_optimizers methods/test_pfedla methods/test_pfedseq "
+    "methods/test_pefll",
+    "federation/*.py": "test_federation methods/test_simple_methods engines/test_hello "
     "methods/test_identities engines/test_screening methods/test_conformance "
     "methods/test_joining_and_leaving",
     "data/partition.py": "data/test_random_choices data/test_partition",
@@ -50,9 +51,10 @@ TESTS = {
     "engines/states.py": "engines/test_states runs/test_checkpoint",
     "engines/privacy.py": "engines/test_privacy",
     "engines/local.py": "engines/test_local engines/test_rounds engines/test_states "
-    "engines/test_hello engines/test_wire engines/test_cohort engines/test_devices "
+    "engines/test_hello engines/test_wire engines/test_shared_passes engines/test_devices "
     "methods/test_conformance",
-    "engines/cohort.py": "engines/test_devices engines/test_cohort",
+    "engines/rendezvous.py": "engines/test_devices engines/test_shared_passes",
+    "engines/grouping.py": "engines/test_devices engines/test_shared_passes",
     "engines/roster.py": "engines/test_attendance methods/test_joining_and_leaving "
     "deployment/test_newcomers",
     "engines/intake.py": "engines/test_screening engines/test_rounds engines/test_payload",

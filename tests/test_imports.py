@@ -1,8 +1,10 @@
 """Who may import whom is said once, in pyproject.toml; import-linter checks it here too."""
 
+import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,3 +27,13 @@ def test_no_test_file_imports_from_another():
     borrowed = re.compile(r"^(from|import) (tests\.)?(\w+\.)*test_\w+", re.M)
     files = (ROOT / "tests").rglob("*.py")
     assert [str(f) for f in files if borrowed.search(f.read_text(encoding="utf-8"))] == []
+
+
+def test_no_two_classes_have_one_name():
+    """A name says which class it is, without the path of its module."""
+    places = defaultdict(list)
+    for path in sorted((ROOT / "src" / "pfedseq").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path.name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

@@ -104,7 +104,7 @@ def test_an_unfinished_run_goes_on_with_the_same_data_only(told, tmp_path):
     out = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         pfedseq.run(config, out, stop, data=data)
-    with pytest.raises(InputError, match=r"give them again"):
+    with pytest.raises(InputError, match=r"pass them again"):
         pfedseq.resume(out)
     x, y = data["north"]
     others = {**data, "north": (np.where(x == x[0, 0, 0, 0], 7, x).astype(np.uint8), y)}
@@ -174,7 +174,7 @@ def test_texts_are_texts():
         ({"a": ([GREY.astype(np.int32)], [0])}, "image 0 of a is int32: images are uint8"),
         ({"a": ([GREY.astype(float)], [0])}, "values from 0 to 252: floats must lie in"),
         ({"a": ([GREY.ravel()], [0])}, r"has the shape \(64,\)"),
-        ({"a": ([GREY, GREY], [0, "b"])}, "all whole numbers, or all names"),
+        ({"a": ([GREY, GREY], [0, "b"])}, "all integers or all names"),
         ({"a": (["x", GREY], ["p", "q"])}, "some examples are texts"),
     ],
 )

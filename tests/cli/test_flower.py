@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
-from pfedseq.cli import app
-from pfedseq.cli import flower as flower_commands
-from pfedseq.cli.flower import _ended, _watch
+from pfedseq.cli import app, flower_progress
+from pfedseq.cli.flower_progress import ended, follow
 from pfedseq.deployment.certificates import make_certificates
 from pfedseq.deployment.loopback import CONNECTION, Loopback, Started, stop
 from pfedseq.deployment.status import StatusFile
@@ -122,28 +121,28 @@ def test_a_server_that_died_without_a_word_is_noticed(tmp_path):
     process, started = sleeping()
     status = StatusFile(tmp_path)
     status.write("running", "round 1 has begun", pid=started.pid, created=started.created)
-    assert _ended(status.read()) is None
+    assert ended(status.read()) is None
     process.kill()
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
         pass
-    assert _ended(status.read()) == "the server was stopped in the middle", "nobody waited for it"
+    assert ended(status.read()) == "the server was stopped in the middle", "nobody waited for it"
     process.wait()
-    assert _ended(status.read()) == "the server was stopped in the middle"
+    assert ended(status.read()) == "the server was stopped in the middle"
     status.write("finished", "all methods are done")
-    assert _ended(status.read()) is None
+    assert ended(status.read()) is None
 
 
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path, monkeypatch, capsys):
     """For as long as Flower does not give it up; what an earlier run has left is not its word."""
-    monkeypatch.setattr(flower_commands, "WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(flower_commands, "TELL_SECONDS", 0.05)
+    monkeypatch.setattr(flower_progress, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(flower_progress, "TELL_SECONDS", 0.05)
     (tmp_path / "config.toml").write_text("[run]\nrounds = 2\n")
     status = StatusFile(tmp_path)
     status.write("failed", "of an earlier run")
     asked = time.time()
     fates = iter([None, None, "Flower says finished:failed"])
     with pytest.raises(InputError, match="was not begun: Flower says finished:failed"):
-        _watch(tmp_path, asked, lambda: next(fates))
+        follow(tmp_path, asked, lambda: next(fates))
     assert capsys.readouterr().err.count("waiting for Flower's server to begin") == 2
 
     def fate():
@@ -151,7 +150,7 @@ def test_a_run_that_has_not_begun_is_waited_for(tmp_path, monkeypatch, capsys):
         return "Flower says finished:failed"
 
     with pytest.raises(InputError, match="no room on the disk"):
-        _watch(tmp_path, asked, fate)
+        follow(tmp_path, asked, fate)
 
 
 def test_what_flower_says_of_a_run(tmp_path, monkeypatch):

@@ -120,7 +120,7 @@ def test_a_run_does_not_go_on_with_other_data(command, place, monkeypatch):
     shutil.move(place / "photos/Berlin/whole/6.png", place / "photos/Berlin/cracked/6.png")
     code, _, err = command("resume", out)
     assert code == 2
-    assert "some images have another label" in err
+    assert "some images have a different label" in err
     shutil.move(place / "photos/Berlin/cracked/6.png", place / "photos/Berlin/whole/6.png")
     code, _, err = command("resume", out)
     assert code == 0

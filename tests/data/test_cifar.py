@@ -115,7 +115,10 @@ def test_broken_archives_are_one_sentence(shared_data, tmp_path):
         open_cifar("cifar100", locate(str(truncated(whole, tmp_path / "cut.tar.gz"))))
     refusal({"train": good["train"]}, "has no test in it")
     refusal({**good, "train": b"no pickle"}, r"train in .* is not a readable pickle")
-    refusal({**good, "train": {"data": good["train"]["data"]}}, "one of fine_labels for each")
+    refusal(
+        {**good, "train": {"data": good["train"]["data"]}},
+        "not have a label .fine_labels",
+    )
     refusal({**good, "train": [1, 2]}, "has no images in it")
     refusal({**good, "../../train": b""}, "leads out of it: refused")
     wrong = {"data": pixels[:2], "fine_labels": [3, 100]}

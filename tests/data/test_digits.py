@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -5,7 +7,8 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import RidgeClassifier
 
 from pfedseq.data import DataConfig, load_data
-from pfedseq.data.digits import _read_digits, digits_images, draw_styles
+from pfedseq.data.dataset import ClientData
+from pfedseq.data.digits import _read_digits, digits_images, draw_styles, scan_for_clients
 from pfedseq.errors import InputError
 
 
@@ -36,6 +39,24 @@ def test_scanners_turn_as_far_as_they_are_told():
         for turn in (0.0, 10.0, 60.0)
     )
     assert np.abs(little - straight).mean() < 0.5 * np.abs(much - straight).mean()
+
+
+def test_clients_share_scanners_in_turn():
+    """With three scanners, clients 0 and 3 have the same one: pages differ in their grain alone."""
+    images = digits_images(16)
+    pages = replace(images, images=np.repeat(images.images[:1], 6, 0), labels=images.labels[:6])
+    none = np.arange(0)
+    clients = [ClientData(f"{i:02}", np.array([i]), none, none) for i in range(6)]
+
+    def apart(one, other, num_scanners):
+        scanned = scan_for_clients(pages, clients, 3, 80.0, num_scanners).images.astype(float)
+        return np.abs(scanned[one] - scanned[other]).mean()
+
+    assert apart(0, 3, 3) < 10 < 20 < apart(0, 1, 3)
+    assert apart(2, 5, 3) < 10
+    assert apart(0, 3, None) > 20, "by default each has its own"
+    with pytest.raises(ValidationError, match="needs scanners = true"):
+        DataConfig(num_scanners=2, scanners=False)
 
 
 def test_the_demo_scenario_deals_evenly_and_is_a_function_of_the_seed():
@@ -105,7 +126,7 @@ def test_bad_sections_are_refused_in_one_sentence():
         InputError, match="client 00 has 2 examples, which leaves none for training"
     ):
         load_data(DataConfig(num_clients=1000), seed=0)
-    with pytest.raises(InputError, match="digits does not say whose its images are"):
+    with pytest.raises(InputError, match="digits does not name the owners of its images"):
         load_data(DataConfig(partition="owners"), seed=0)
     with pytest.raises(InputError, match="no test images of its own"):
         load_data(DataConfig(keep_test_split=True), seed=0)

@@ -66,7 +66,7 @@ def test_a_loop_of_links_is_a_sentence_and_a_folder_linked_twice_is_read_twice(t
     os.symlink(folder / "a", folder / "b")
     assert FileTree(folder).images() == ["a/one.png", "b/one.png"]
     os.symlink(folder, folder / "a/again")
-    with pytest.raises(InputError, match=r"data/a/again is a link to .*/data, a folder that it li"):
+    with pytest.raises(InputError, match=r"data/a/again is a link to its own parent folder"):
         FileTree(folder)
     with pytest.raises(InputError, match="remove the link"):
         locate(str(folder)).fingerprint()

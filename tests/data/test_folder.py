@@ -123,7 +123,7 @@ def test_names_that_look_alike_get_a_hint(tmp_path, second):
     (note,) = source.notes
     assert "'Mug'" in note
     assert repr(second) in note
-    assert "are told apart: rename the folders" in note
+    assert "are treated as different: rename the folders" in note
 
 
 def test_scans_of_16_bits_reach_the_store_with_contrast_and_a_window_is_another_store(tmp_path):

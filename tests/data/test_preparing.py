@@ -119,7 +119,7 @@ def test_the_store_follows_the_environment(monkeypatch, tmp_path, config):
 def test_what_cannot_be_prepared_says_why(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="digits need no preparing"):
         prepare_data(DataConfig())
-    with pytest.raises(InputError, match="omniglot cannot be fetched: give its place with --from"):
+    with pytest.raises(InputError, match="omniglot cannot be downloaded: give its location"):
         prepare_data(DataConfig(name="omniglot"))
     with pytest.raises(InputError, match=r"there is no file or folder \./no/such"):
         locate("./no/such")

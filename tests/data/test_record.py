@@ -40,17 +40,17 @@ def test_every_change_is_named(skewed):
     labels = images.labels.copy()
     labels[7] += 1
     assert difference(then, now(examples=replace(images, labels=labels))) == (
-        "some images have another label"
+        "some images have a different label"
     )
     repainted = replace(images, fingerprint="another")
     assert difference(then, now(examples=repainted)) == "some images have changed"
     renamed = replace(images, class_names=("zero", *images.class_names[1:]))
-    assert difference(then, now(examples=renamed)) == "the classes have other names"
+    assert difference(then, now(examples=renamed)) == "the classes have different names"
     assert difference(then, now(clients=clients[1:])) == "the client 00 is gone"
     more = (*clients, replace(clients[0], name="Ann"))
     assert difference(then, now(clients=more)) == "the client Ann is new"
     swapped = (replace(clients[0], test=clients[0].test[::-1]), *clients[1:])
-    assert difference(then, now(clients=swapped)) == "the client 00 has other test images"
+    assert difference(then, now(clients=swapped)) == "the client 00 has different test images"
     assert difference(then, now(clients=swapped), division=False) is None
 
 

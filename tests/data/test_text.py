@@ -47,7 +47,7 @@ def test_other_columns(tmp_path):
 def test_without_clients_the_texts_are_dealt(tmp_path):
     rows = "".join(f"{'ab'[n % 2]},text {n}\n" for n in range(40))
     path = write(tmp_path / "a.csv", "label,text\n" + rows)
-    with pytest.raises(InputError, match=r"does not say whose its texts are"):
+    with pytest.raises(InputError, match=r"does not name the owners of its texts"):
         load_data(config(path), seed=0)
     data = load_data(config(path, partition="iid", num_clients=4), seed=0)
     assert len(data.clients) == 4

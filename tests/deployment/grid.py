@@ -10,9 +10,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from pfedseq.deployment.clients import FlowerClients, Roll
+from pfedseq.deployment.clients import FlowerClients
 from pfedseq.deployment.envelope import Envelope
 from pfedseq.deployment.messages import Request
+from pfedseq.deployment.roll import Roll
 from pfedseq.deployment.site_folder import Equipment, SiteFolder, answer_envelope
 from pfedseq.errors import InputError
 

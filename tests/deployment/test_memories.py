@@ -20,7 +20,7 @@ from tests.deployment.grid import InProcessGrid
 CONFIG = {
     "run": {"methods": ["fedrep"], "rounds": 3},
     "data": {"name": "digits", "num_clients": 2, "max_images_per_client": 24},
-    "engine": {"cohort": 1, "device": "cpu"},
+    "engine": {"clients_per_pass": 1, "device": "cpu"},
     "flower": {"answer_seconds": 60, "start_seconds": 60},
 }
 

@@ -29,7 +29,7 @@ TINY = {
     "run": {"methods": ["pfedseq"], "rounds": 4},
     "data": {"name": "digits", "num_clients": 2, "max_images_per_client": 24},
     "methods": {"pfedseq": {"warmup_rounds": 1}},
-    "engine": {"cohort": 1, "device": "cpu"},
+    "engine": {"clients_per_pass": 1, "device": "cpu"},
 }
 
 

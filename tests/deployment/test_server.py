@@ -18,9 +18,10 @@ from pfedseq import load_config, run
 from pfedseq.cli import app
 from pfedseq.config import dump_config, make_config
 from pfedseq.data.record import train_count
-from pfedseq.deployment.clients import Guest, Node, Roll
 from pfedseq.deployment.ledger import Ledger
 from pfedseq.deployment.messages import Card
+from pfedseq.deployment.posting import Node
+from pfedseq.deployment.roll import Guest, Roll
 from pfedseq.deployment.server import (
     Federation,
     _members,
@@ -48,7 +49,7 @@ TINY = {
     "data": {"name": "digits", "num_clients": 2, "max_images_per_client": 24},
     "training": {"lr": 0.02, "head_lr": 0.005, "examples_per_round": 6},
     "methods": {"pfedseq": {"warmup_rounds": 1}},
-    "engine": {"cohort": 1, "device": "cpu"},
+    "engine": {"clients_per_pass": 1, "device": "cpu"},
     "flower": {"start_seconds": 1, "answer_seconds": 60},
 }
 

@@ -16,7 +16,7 @@ from pfedseq.errors import InputError
 RUN = make_config(
     {
         "data": {"image_size": 64, "train_fraction": 0.5, "validation_fraction": 0.25},
-        "engine": {"device": "cpu", "cohort": 3},
+        "engine": {"device": "cpu", "clients_per_pass": 3},
     }
 )
 

@@ -40,7 +40,7 @@ def config_of(folder, source, **data):
             "data": {"name": "text", "source": str(source), "max_tokens": 10, **data},
             "model": {"backbone": write_text_model("bert", folder / "encoder")},
             "training": {"batch_size": 4},
-            "engine": {"device": "cpu", "cohort": 1},
+            "engine": {"device": "cpu", "clients_per_pass": 1},
             "flower": {"sites": 2, "classes": "merge", "start_seconds": 1, "answer_seconds": 60},
         }
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pfedseq.config import make_config
-from pfedseq.engines.cohort import automatic_cohort, shares
+from pfedseq.engines.grouping import automatic_size, shares
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.engines.wire import WireClients
@@ -48,13 +48,15 @@ class Noting:
         return self.site.task(t, step)
 
 
-def shared_out(name, devices, cohort, engine=LocalClients):
+def shared_out(name, devices, together, engine=LocalClients):
     """What a method's evaluations say, and the sites of every device."""
     method = METHODS[name]
     config = method.config(lr=0.1)
     federation = quadratic_federation(CENTERS, SIZES, num_batches=2)
     places = [[Noting(site, place) for site in federation] for place in range(devices)]
-    clients = engine(method.client, config, places[0], threads=2, cohort=cohort, copies=places[1:])
+    clients = engine(
+        method.client, config, places[0], threads=2, clients_per_pass=together, copies=places[1:]
+    )
     server, heard = method.server(config, make_setup(CENTERS, SIZES, 3)), []
 
     def after(outcome):
@@ -91,18 +93,18 @@ def test_each_client_is_trained_on_one_device():
     assert counts == [1, 1, 1, 2, 2]
 
 
-def test_no_device_is_idle_where_a_cohort_is_large():
-    """Five clients in one cohort are three and two on two devices."""
+def test_no_device_is_idle_where_a_group_is_large():
+    """Five clients in one group are three and two on two devices."""
     _, places = shared_out("fedavg", 2, 5)
     assert sum((1, "train") in site.noted for site in places[1]) in (2, 3)
 
 
 def test_automatic_size_where_there_are_cards():
     """Two clients of 32 images fill a pass; ten clients on four cards are three for each."""
-    assert automatic_cohort(10, 32, cards=1) == 2
-    assert automatic_cohort(10, 32, cards=4) == 2
-    assert automatic_cohort(10, 8, cards=4) == 3
-    assert automatic_cohort(3, 8, cards=4) == 1
+    assert automatic_size(10, 32, cards=1) == 2
+    assert automatic_size(10, 32, cards=4) == 2
+    assert automatic_size(10, 8, cards=4) == 3
+    assert automatic_size(3, 8, cards=4) == 1
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ QUICK = {
     "model": {"backbone": "random:demo"},
     "adapter": {"layers": "last 1"},
     "training": {"lr": 0.02, "batch_size": 4},
-    "engine": {"cohort": 2, "device": "cpu"},
+    "engine": {"clients_per_pass": 2, "device": "cpu"},
 }
 
 

@@ -63,7 +63,7 @@ class Changed:
 
 
 def test_silence_is_named():
-    with pytest.raises(InputError, match="no hello came from client 1"):
+    with pytest.raises(InputError, match="received no hello from client 1"):
         introduce(Changed({0: HELLO.reply()}), range(2))
 
 

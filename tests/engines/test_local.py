@@ -30,10 +30,10 @@ def make(**options):
 
 
 @pytest.mark.parametrize(
-    ("threads", "cohort", "devices", "pools"),
+    ("threads", "together", "devices", "pools"),
     [(1, 1, 1, [1, 1]), (3, 4, 1, [3, 12]), (4, 2, 2, [2, 2, 8]), (1, 3, 2, [1, 1, 6])],
 )
-def test_each_member_of_each_cohort_has_a_thread(monkeypatch, threads, cohort, devices, pools):
+def test_each_member_of_each_group_has_a_thread(monkeypatch, threads, together, devices, pools):
     """Those that meet in a pass wait for all: with fewer threads they would wait for ever."""
     asked = []
 
@@ -43,7 +43,7 @@ def test_each_member_of_each_cohort_has_a_thread(monkeypatch, threads, cohort, d
             super().__init__(workers, **options)
 
     monkeypatch.setattr(local, "ThreadPoolExecutor", Pool)
-    make(threads=threads, cohort=cohort, copies=[SITES] * (devices - 1))
+    make(threads=threads, clients_per_pass=together, copies=[SITES] * (devices - 1))
     assert asked == pools
 
 
@@ -51,7 +51,7 @@ def test_pytorch_is_held_to_its_threads_and_every_reply_tells_its_seconds():
     before = torch.get_num_threads()
     try:
         for held in (2, 1):
-            clients = make(threads=2, cohort=2, threads_per_client=held)
+            clients = make(threads=2, clients_per_pass=2, threads_per_client=held)
             assert torch.get_num_threads() == held
             replies = clients.call("train", 1, {3: {}, 0: {}, 1: {}})
             assert list(replies) == [3, 0, 1], "in the order in which they were addressed"

@@ -16,7 +16,6 @@ from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply
 from pfedseq.methods import METHODS
 from pfedseq.params import Params
-from pfedseq.runs.identity import options_made_with
 from tests.every_method import OPTIONS, every_method
 from tests.toys import make_setup, quadratic_federation, random_centers
 
@@ -298,13 +297,3 @@ def test_noise_and_rounding_exclude_each_other():
         InputError, match=r"privacy\.noise is added to what clients send in float32"
     ):
         make_config({"privacy": {"noise": 1.0}, "federation": {"payload": "int8"}})
-
-
-def test_runs_that_began_before_there_was_a_choice_go_on():
-    def options(**federation):
-        return options_made_with(
-            make_config({"federation": federation}), "fedavg", torch.device("cpu")
-        )
-
-    assert "config key federation.payload" not in options()
-    assert options(payload="int8")["config key federation.payload"] == "int8"

@@ -71,19 +71,19 @@ SPOILED = {
         each(lambda v: 1e6 * (v + 1)),
         r"its update is .* times as long as the median of this .* is 100\)",
     ),
-    "another's id": (lambda reply: {17: reply}, "it answers a message that it was not sent"),
+    "another's id": (lambda reply: {17: reply}, "it answers a message that was not sent to it"),
     "diverged": (said(diverged=1.0), r"its training diverged; lower the .* \(training\.lr\)"),
     "stale": (
         lambda reply: said(answered_round=reply.metrics["answered_round"] - 1)(reply),
-        r"it answers a message of round (-1|\d) in place of \d",
+        r"it answers a message of round (-1|\d) instead of \d",
     ),
     "no round": (
         said(answered_round=None),
-        "it does not say which round's message it answers",
+        "it does not name the round whose message it answers",
     ),
     "for another": (
         said(answered_client=1),
-        "it answers a message of client 1 in place of 2",
+        "it answers a message of client 1 instead of 2",
     ),
 }
 WHATEVER_IT_HOLDS = ("another's id", "stale", "no round", "for another")
@@ -118,7 +118,7 @@ def test_a_bad_reply_is_as_good_as_none(name, fault):
 
 
 class Late(Spoiling):
-    """Client 2's replies to `train` come a round later, in place of that round's."""
+    """Client 2's replies to `train` come a round later, instead of that round's."""
 
     def call(self, step, t, down):
         replies = self.clients.call(step, t, down)
@@ -133,7 +133,7 @@ def test_a_reply_to_an_earlier_round_is_refused(name):
     """It is sound in itself, and would fit; the server remembers what it would without it."""
     outcomes = as_without_client_2(name, Late, None)
     assert [o.refused for o in outcomes] == [{}] + [
-        {2: f"it answers a message of round {t - 1} in place of {t}"} for t in range(2, ROUNDS + 1)
+        {2: f"it answers a message of round {t - 1} instead of {t}"} for t in range(2, ROUNDS + 1)
     ]
 
 
@@ -265,15 +265,15 @@ class BadScores(Passing):
 BAD_SCORES = {
     "nan": (said(test_loss=float("nan")), r"its test_loss is nan: its training diverged; lower .*"),
     "infinite": (said(validation_loss=float("inf")), "its validation_loss is inf: its training.*"),
-    "missing": (said(test_loss=None), "its evaluation does not say its test_loss"),
+    "missing": (said(test_loss=None), "its evaluation does not report test_loss"),
     "absurd": (
         said(test_accuracy=1e9),
         r"its evaluation says that its test_accuracy is 1e\+09, which cannot be",
     ),
     "negative": (said(test_loss=-1.0), "its evaluation says that its test_loss is -1, .*"),
     "fewer than none": (said(test_examples=-5.0), ".* its test_examples is -5, which cannot be"),
-    "stale": (said(answered_round=0), r"it answers a message of round 0 in place of \d"),
-    "for another": (said(answered_client=1), "it answers a message of client 1 in place of 2"),
+    "stale": (said(answered_round=0), r"it answers a message of round 0 instead of \d"),
+    "for another": (said(answered_client=1), "it answers a message of client 1 instead of 2"),
 }
 
 

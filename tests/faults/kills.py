@@ -46,7 +46,7 @@ def tiny(method: str) -> Config:
             "data": {"name": "digits", "num_clients": 3, "max_images_per_client": 24},
             "auxiliary": {"num_images": 16},
             "training": {"lr": 0.02, "batch_size": 8},
-            "engine": {"device": "cpu", "cohort": 2, "threads": 1},
+            "engine": {"device": "cpu", "clients_per_pass": 2, "threads": 1},
             "methods": {
                 "pfedseq": {"warmup_rounds": 1, "max_sequence_length": 2},
                 "perada": {"distillation_steps": 2},

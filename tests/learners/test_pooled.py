@@ -134,7 +134,7 @@ def test_who_is_absent_still_gets_a_calibration(gap):
 
 
 def test_a_server_put_back_from_a_checkpoint_goes_on_alike():
-    """With newcomers, an absent client and rows that are drawn anew each round."""
+    """With newcomers, an absent client and rows that are redrawn each round."""
     options = {"row_share": 0.5}
     straight = server_of(4, **options)
     for t in range(1, 5):

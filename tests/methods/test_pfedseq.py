@@ -7,8 +7,8 @@ from torch import nn
 from pfedseq.federation import Reply, Setup
 from pfedseq.learners.history import History
 from pfedseq.methods import METHODS
+from pfedseq.methods.parts.step_along import step_along
 from pfedseq.methods.pfedseq import PFedSeqConfig, PFedSeqServer
-from pfedseq.optim import step_along
 from pfedseq.params import Params
 from tests.toys import play, random_centers
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from pfedseq.report import progress
-from pfedseq.report.progress import Pace, ProgressDisplay, StepDisplay, minutes
+from pfedseq.report.progress import ProgressDisplay, RoundPace, StepDisplay, minutes
 from pfedseq.runs.records import Cost, RoundRecord
 from tests.scored import scores_of
 
@@ -90,7 +90,7 @@ def test_the_bars_of_a_resumed_run(time, monkeypatch):
 
 
 def test_a_method_that_waits_does_not_age(time):
-    pace = Pace(4)
+    pace = RoundPace(4)
     time(50)
     assert (pace.elapsed(), pace.left()) == (0.0, None)
     pace.start()

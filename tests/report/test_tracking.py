@@ -12,7 +12,7 @@ from pfedseq.errors import InputError
 from pfedseq.report import tracking as tracking_module
 from pfedseq.report.tracking import Tracking, open_tracking, tracked, tracked_values
 from pfedseq.runs.records import Cost, RoundRecord
-from pfedseq.runs.sweep import Entry
+from pfedseq.runs.sweep import SweepEntry
 from tests.scored import scores_of
 
 SCORES = scores_of((0.4, 0.6), loss=1.5)
@@ -109,7 +109,7 @@ def test_each_run_of_a_sweep_has_a_tracker_of_its_own(monkeypatch, tmp_path):
             heard.append((self.place, "closed"))
 
     monkeypatch.setitem(tracking_module.TRACKERS, "noting", Noting)
-    entries = [Entry("fedavg/seed_0", CONFIG), Entry("fedavg/seed_1", CONFIG)]
+    entries = [SweepEntry("fedavg/seed_0", CONFIG), SweepEntry("fedavg/seed_1", CONFIG)]
 
     def announce(entry):
         return lambda record: heard.append(("shown", record.round))

@@ -31,7 +31,7 @@ COMMON = {
     "adapter": {"layers": "last 2"},
     "auxiliary": {"num_images": 8},
     "training": {"lr": 0.02, "batch_size": 4},
-    "engine": {"cohort": 2, "device": "cpu"},
+    "engine": {"clients_per_pass": 2, "device": "cpu"},
     "methods": OPTIONS
     | {
         "pfedseq": {"warmup_rounds": 1, "max_sequence_length": 2},

@@ -36,20 +36,19 @@ def test_the_versions_and_the_kind_of_device_count():
 
 def test_an_option_counts_unless_it_has_no_effect_on_this_method():
     now = made()
-    for same in ("run.name=other", "engine.threads=3", "engine.cohort=2", "run.methods=['fedavg']"):
+    for same in (
+        "run.name=other",
+        "engine.threads=3",
+        "engine.clients_per_pass=2",
+        "run.methods=['fedavg']",
+    ):
         assert made("fedavg", same) == now
     assert made("fedavg", "methods.pfedseq.warmup_rounds=3") == now
     assert made("pfedseq", "methods.pfedseq.warmup_rounds=3") != made("pfedseq")
     changed = made("fedavg", "methods.fedavg.lr=0.5")
     assert difference(now, changed).startswith("config key methods.fedavg.lr was ")
-    for key in ("federation.payload", "model.precision", "data.scanner_turn"):
-        assert f"config key {key}" not in now, "as it was before there was a choice"
     rounded = made("fedavg", "federation.payload=int8")
-    assert difference(now, rounded) == "config key federation.payload was not set, is int8"
-    rounded = made("fedavg", "model.precision=bfloat16")
-    assert difference(now, rounded) == "config key model.precision was not set, is bfloat16"
-    turned = made("fedavg", "data.scanner_turn=20")
-    assert difference(now, turned) == "config key data.scanner_turn was not set, is 20.0"
+    assert difference(now, rounded) == "config key federation.payload was float32, is int8"
 
 
 def test_the_first_difference_by_name_is_told():

@@ -82,10 +82,10 @@ def test_a_run_saves_what_is_served(tmp_path):
 
 
 @pytest.mark.parametrize("name", FACTORS)
-def test_cohorts_and_single_clients_agree(world, name):
+def test_groups_and_single_clients_agree(world, name):
     found = []
-    for cohort in (1, 2):
-        chosen = config(name, engine={"cohort": cohort})
+    for together in (1, 2):
+        chosen = config(name, engine={"clients_per_pass": together})
         alike = World(**{**vars(world), "config": chosen})
         server, clients = alike.start(name)
         run_rounds(server, clients, range(1, 3), lambda outcome: None)

@@ -12,7 +12,7 @@ from pfedseq.errors import InputError
 from pfedseq.files import claim
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import run
-from pfedseq.runs.sweep import SECONDS_BETWEEN_LOOKS, Entry, methods_by_seeds, sweep
+from pfedseq.runs.sweep import SECONDS_BETWEEN_LOOKS, SweepEntry, methods_by_seeds, sweep
 from pfedseq.runs.world import World
 from tests.run_folder import lines
 
@@ -93,12 +93,12 @@ def test_other_options_do_not_mix_into_one_sweep(tmp_path):
 @pytest.mark.parametrize("label", ["", "../x", "/x", "a/../../x"])
 def test_a_label_names_a_folder_of_the_sweep(tmp_path, label):
     with pytest.raises(InputError, match="cannot name a run"):
-        sweep([Entry(label, make_config(QUICK))], tmp_path)
+        sweep([SweepEntry(label, make_config(QUICK))], tmp_path)
 
 
 def test_two_runs_of_one_name_are_refused(tmp_path):
     with pytest.raises(InputError, match="two runs"):
-        sweep([Entry("a", make_config(QUICK))] * 2, tmp_path)
+        sweep([SweepEntry("a", make_config(QUICK))] * 2, tmp_path)
 
 
 @pytest.mark.parametrize(

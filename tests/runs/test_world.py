@@ -96,7 +96,12 @@ def test_the_engine_is_given_what_the_config_says(monkeypatch):
             super().__init__(client, config, sites, **options)
 
     monkeypatch.setitem(_ENGINES, "wire", Noted)
-    chosen = ["engine.kind=wire", "engine.threads=3", "engine.cohort=4", "federation.payload=int8"]
+    chosen = [
+        "engine.kind=wire",
+        "engine.threads=3",
+        "engine.clients_per_pass=4",
+        "federation.payload=int8",
+    ]
     plain = config_of("ditto").model_dump(exclude_none=True)
     world = World.build(make_config(plain, chosen))
     states = MemoryStates()
@@ -107,7 +112,7 @@ def test_the_engine_is_given_what_the_config_says(monkeypatch):
     assert given.pop("sites") == list(world.sites)
     threads = {"threads": 3, "threads_per_client": 1}
     private = {"privacy": None}
-    assert given == {**threads, "cohort": 4, "payload": "int8", "copies": [], **private}
+    assert given == {**threads, "clients_per_pass": 4, "payload": "int8", "copies": [], **private}
 
 
 def test_the_rounds_examples_are_the_configs():

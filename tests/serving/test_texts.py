@@ -42,7 +42,7 @@ def finished(notes, encoder, tmp_path_factory):
             "adapter": {"layers": "last 2", "rank": 2, "alpha": 4},
             "training": {"lr": 0.05, "batch_size": 4},
             "methods": {"pfedseq": {"warmup_rounds": 1, "architecture": "linear"}},
-            "engine": {"device": "cpu", "cohort": 3},
+            "engine": {"device": "cpu", "clients_per_pass": 3},
         }
     )
     out = tmp_path_factory.mktemp("run") / "out"

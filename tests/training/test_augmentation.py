@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pfedseq.config import make_config
+from pfedseq.engines.rendezvous import Question
 from pfedseq.errors import InputError
-from pfedseq.federation import Question
 from pfedseq.model.task import ExampleTask
 from pfedseq.runs.world import World
 from pfedseq.training.augmentations import AUGMENTATIONS, SETS, augmented, crop, erase, flip

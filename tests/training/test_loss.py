@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pfedseq.config import TrainingConfig, make_config
 from pfedseq.data.dataset import ClientData, ImageSet
+from pfedseq.engines.rendezvous import Question
 from pfedseq.errors import InputError
-from pfedseq.federation import Question
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone

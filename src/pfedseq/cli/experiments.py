@@ -44,7 +44,30 @@ def reproduce(
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2",
     methods: Annotated[
         str | None,
-        typer.Option(help="Methods, comma-separated, or: all, newer; default: the paper's."),
+        typer.Option(
+            help="Methods, comma-separated, or: all, newer, frozen (pFedSeq with an untrained "
+            "learner); default: the paper's."
+        ),
+    ] = None,
+    trials: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Tune each method first, with so many trials on validation data, e.g. 8; 0: the "
+            "preset's options.",
+        ),
+    ] = 0,
+    trial_seeds: Annotated[str, typer.Option(help="Seeds of the trials.")] = "100",
+    trial_rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of a trial. Default: as many as a run's.")
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Also add the results to this file, e.g. results.jsonl."),
+    ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option("--from", help="Run nothing; show the results of such a file."),
     ] = None,
     values: Annotated[
         str | None, typer.Option(help="Comma-separated values of a figure's axis, e.g. 1,5,10.")
@@ -74,6 +97,8 @@ def reproduce(
     - `pfedseq reproduce length --values 1,5,10 --preset demo`
 
     - `pfedseq reproduce table1 --finished` shows the table so far
+
+    - `pfedseq reproduce table1 --methods all --dataset pacs --trials 8 --record results.jsonl`
     """
     from pfedseq.experiments.catalogue import EXPERIMENTS, Choice
     from pfedseq.experiments.estimate import measure_paces
@@ -81,9 +106,12 @@ def reproduce(
         Reproduction,
         collect,
         draw_partitions,
+        finished_runs,
         run_missing,
         write_results,
     )
+    from pfedseq.experiments.results_file import ResultsFile
+    from pfedseq.experiments.tuned import Tuning
     from pfedseq.methods import chosen
     from pfedseq.report.experiments import print_experiments, print_made, print_sheet
     from pfedseq.report.figures import draw_curves
@@ -91,8 +119,13 @@ def reproduce(
     from pfedseq.report.tracking import tracked
 
     stem = Path(preset).stem if preset.endswith(".toml") else preset
-    folder = out or Path("runs") / f"reproduce-{stem}"
-    choice = Choice(tuple(chosen(methods or "")), tuple(numbers(values, "--values")))
+    folder = out or Path("runs") / (f"reproduce-{stem}" + "-tuned" * bool(trials))
+    listed = words(methods)
+    named = chosen(",".join(word for word in listed if word != "frozen"))
+    choice = Choice(
+        tuple(named), tuple(numbers(values, "--values")), frozen=bool({"frozen", "all"} & {*listed})
+    )
+    tuning = Tuning(trials, tuple(numbers(trial_seeds, "--trial-seeds")), trial_rounds)
 
     def wanted(called: str) -> Reproduction:
         return Reproduction.of(
@@ -103,6 +136,7 @@ def reproduce(
             folder,
             assignments(overrides, rounds, None, device),
             choice,
+            tuning if trials else None,
         )
 
     if name is None:
@@ -117,18 +151,24 @@ def reproduce(
         print_made(draw_partitions(reproduction), {})
         return
     problems = {}
-    if not finished:
+    if not finished and recorded is None:
         entries, runs = reproduction.entries(), reproduction.runs
         with (
             interruptible("the same command continues"),
-            SequenceDisplay(len(entries), runs) as display,
+            SequenceDisplay(reproduction.num_runs, runs) as display,
             tracked(display.announce, track, entries, runs, tell) as announce,
         ):
             problems = run_missing(reproduction, announce, draw_curves, tell_once())
-    sheet = collect(reproduction)
+    found = finished_runs(reproduction) if recorded is None else ResultsFile.read(recorded)
+    sheet = collect(reproduction, found)
     if not any(cell.ours for column in sheet.columns for cell in column.cells):
-        raise InputError(f"{folder} holds no finished run of {name} yet")
-    files = write_results(reproduction, sheet)
+        raise InputError(f"{recorded or folder} holds no finished run of {name} yet")
+    files = write_results(reproduction, sheet, found)
+    if record is not None:
+        kept = ResultsFile.read(record) if record.exists() else ResultsFile()
+        kept.add(list(found.lines.values()))
+        kept.write(record)
+        files.append(record)
     print_sheet(sheet)
     print_made(files, problems)
     if problems:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-import time
-from collections.abc import Callable, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from pfedseq.cli.flower_progress import AGAIN, ended, follow, since, submit
 from pfedseq.cli.options import EXIT_INTERRUPTED, ConfigName, Overrides, Rounds, assignments
 from pfedseq.errors import InputError
-
-if TYPE_CHECKING:
-    from pfedseq.deployment.status import StatusFile
 
 app = typer.Typer(
     help="Run across machines with Flower; `up`, `run`, `status` and `down` try it on this one.",
@@ -32,12 +27,6 @@ Methods = Annotated[
     typer.Option("--method", "-m", help="Run only this method, e.g. pfedseq; repeatable."),
 ]
 DEFAULT_FOLDER = Path("federation")
-WATCH_SECONDS = 1.0
-NEW_ATTEMPT_SECONDS = 30.0
-"""How long an attempt that has ended is not taken for the last word."""
-AGAIN = "submit it again without a config to continue: flwr run APP LINK --run-config 'out=\"…\"'"
-TELL_SECONDS = 20.0
-"""After which, and how often, it is said what a run that has not begun is waited for."""
 
 
 @app.callback()
@@ -120,7 +109,7 @@ def status(folder: Folder = DEFAULT_FOLDER) -> None:
         how = StatusFile(Path(out)).read()
         absent = f"; absent: {', '.join(how['absent'])}" if how.get("absent") else ""
         state, sentence = how.get("state", "not begun"), how.get("sentence", "")
-        print(f"{out}: {_ended(how) or state}: {sentence}{absent}")
+        print(f"{out}: {ended(how) or state}: {sentence}{absent}")
 
 
 @app.command()
@@ -163,7 +152,7 @@ def run(
         )
     submitted = federation.folder / "submitted" / f"{now}.toml"
     write_atomically(submitted, dump_config(checked))
-    _submit(federation, place, submitted)
+    submit(federation, place, submitted)
 
 
 @app.command()
@@ -187,7 +176,7 @@ def resume(
 
     if not (out / "config.toml").exists():
         raise InputError(f"{out} is not a run: it has no config.toml")
-    _submit(Loopback(folder), out.absolute(), None, accept or [])
+    submit(Loopback(folder), out.absolute(), None, accept or [])
 
 
 @app.command()
@@ -203,7 +192,7 @@ def watch(
     from pfedseq.deployment.status import StatusFile
 
     try:
-        _watch(out.absolute(), _since(StatusFile(out)), lambda: None, AGAIN)
+        follow(out.absolute(), since(StatusFile(out)), lambda: None, AGAIN)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
@@ -355,109 +344,6 @@ def proxy(
 
     path = write_proxy(folder, certificates, listen, superlink)
     print(f"{path}: start it with nginx -c {path}")
-
-
-def _submit(federation: Any, out: Path, config: Path | None, accept: Sequence[str] = ()) -> None:
-    """Hand the run to Flower, and watch it: only what our own server writes says how it ended."""
-    from pfedseq.deployment.loopback import CONNECTION
-
-    asked = time.time()
-    values = {"out": str(out)} | ({"config": str(config)} if config else {})
-    values |= {"accept": ",".join(accept)} if accept else {}
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
-    printed = federation.flwr("run", str(federation.app), CONNECTION, "--run-config", text)
-    federation.remember_run(out)
-    number = re.search(r"started run (\d+)", printed)
-    try:
-        here = f"`pfedseq flower resume {out}` continues it"
-        _watch(out, asked, lambda: federation.fate(number[1]) if number else None, here)
-    except KeyboardInterrupt:
-        print(f"pfedseq: the run continues: see pfedseq flower status and {out}", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def _since(file: StatusFile) -> float:
-    """From when a word of the server counts: a little later, where the last attempt has ended."""
-    how = file.read()
-    ended = how.get("sentence") if how.get("state") == "failed" else _ended(how)
-    if not ended:
-        return 0.0
-    print(
-        f"pfedseq: the last attempt has ended ({ended}); waiting {NEW_ATTEMPT_SECONDS:g} s for a "
-        "new one",
-        file=sys.stderr,
-    )
-    deadline = time.monotonic() + NEW_ATTEMPT_SECONDS
-    while time.monotonic() < deadline:
-        if file.read().get("at") != how.get("at"):
-            break
-        time.sleep(WATCH_SECONDS)
-    return 0.0
-
-
-def _watch(out: Path, asked: float, fate: Callable[[], str | None], again: str = "") -> None:
-    """Show how a run stands from `asked` on; `fate` says why one that has not begun never will."""
-    from pfedseq.config import load_config
-    from pfedseq.deployment.status import StatusFile
-    from pfedseq.report.figures import draw_curves
-    from pfedseq.report.progress import ProgressDisplay
-    from pfedseq.report.tables import print_results
-    from pfedseq.runs.folder import RunFolder
-
-    folder, file = RunFolder(out), StatusFile(out)
-    _await_server(out, file, asked, fate)
-    config = load_config(folder.config)
-    said, shown = "", 0
-    with ProgressDisplay(config.run.methods, config.run.rounds, {}) as display:
-        while True:
-            how = file.read()
-            if how["state"] == "gathering" and how["sentence"] != said:
-                said = how["sentence"]
-                print(f"pfedseq: {said}", file=sys.stderr)
-            records = folder.records()
-            for record in records[shown:]:
-                display.advance(record)
-            shown = max(shown, len(records))
-            if how["state"] in ("finished", "failed") or (lost := _ended(how)):
-                break
-            time.sleep(WATCH_SECONDS)
-    if how["state"] == "failed":
-        raise InputError(f"{out}: {how['sentence']}")
-    if how["state"] != "finished":
-        raise InputError(f"{out}: {lost}; {again or AGAIN}")
-    draw_curves(folder)
-    print_results(folder.read_summary(), out)
-    print("Personal models are at the sites: RUN/METHOD/model in each site's own folder.")
-
-
-def _await_server(out: Path, file: Any, asked: float, fate: Callable[[], str | None]) -> None:
-    """Until our server has written how the run stands, however long the machine takes to start it.
-
-    A run may have to wait for another one to end, and a server for its backbone to be downloaded.
-    """
-    begun = told = time.monotonic()
-    while file.read().get("at", -1.0) < asked:
-        now = time.monotonic()
-        if now - told > TELL_SECONDS:
-            told = now
-            why = fate()
-            if why and file.read().get("at", -1.0) < asked:
-                raise InputError(f"{out} was not begun: {why}; the SuperLink's log says more")
-            print(
-                f"pfedseq: waiting for Flower's server to begin {out} ({now - begun:.0f} s so far; "
-                "Ctrl-C stops waiting, not the run)",
-                file=sys.stderr,
-            )
-        time.sleep(WATCH_SECONDS)
-
-
-def _ended(how: dict[str, Any]) -> str | None:
-    """What to say of a server that ended without a word; None while it runs, or ended well."""
-    from pfedseq.deployment.loopback import running
-
-    if how.get("state") in ("finished", "failed", None) or running(how["pid"], how["created"]):
-        return None
-    return "the server was stopped in the middle"
 
 
 def _where(folder: Path) -> str:

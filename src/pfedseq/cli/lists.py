@@ -27,7 +27,7 @@ def methods(
 
     - `pfedseq methods --advise demo`
     """
-    from pfedseq.report.tables import print_methods
+    from pfedseq.report.lists import print_methods
 
     load_plugins(plugin)
     if advise is None:
@@ -50,7 +50,7 @@ def datasets(plugin: Plugins = None) -> None:
 
     Example: `pfedseq datasets`
     """
-    from pfedseq.report.tables import print_datasets
+    from pfedseq.report.lists import print_datasets
 
     load_plugins(plugin)
     print_datasets()
@@ -72,7 +72,7 @@ def presets() -> None:
 
     Example: `pfedseq presets`
     """
-    from pfedseq.report.tables import print_presets
+    from pfedseq.report.lists import print_presets
 
     print_presets()
 

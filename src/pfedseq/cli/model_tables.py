@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE
 from rich.markup import escape
-from rich.table import Table
 
 from pfedseq.measures import MEASURES
-from pfedseq.report.console import console
+from pfedseq.report.console import console, plain_table
 
 if TYPE_CHECKING:
     from pfedseq.serving.evaluation import Evaluation
@@ -36,7 +34,7 @@ def print_predictions(predictions: Sequence[Prediction]) -> None:
 
 def print_evaluations(found: Mapping[str, Evaluation]) -> None:
     """A row for each client; of a single one also a row for each class."""
-    table = Table(box=SIMPLE, padding=0, collapse_padding=True)
+    table = plain_table()
     table.add_column("client", overflow="fold", min_width=NARROWEST_NAME)
     measures = [measure for name, measure in MEASURES.items() if _defined(found, name)]
     table.add_column("n", justify="right", no_wrap=True)
@@ -59,7 +57,7 @@ def _defined(found: Mapping[str, Evaluation], name: str) -> bool:
 
 
 def _print_classes(one: Evaluation) -> None:
-    table = Table(box=SIMPLE, padding=0, collapse_padding=True)
+    table = plain_table()
     table.add_column("class", overflow="fold")
     table.add_column(f"{one.unit}s", justify="right", no_wrap=True)
     table.add_column("recall", justify="right", no_wrap=True)

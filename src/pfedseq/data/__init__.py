@@ -1,7 +1,7 @@
 """Real data sets, their division among clients, and the store of prepared images.
 
-The figure of `pfedseq data show` is in `pfedseq.data.distribution`, apart from here because it
-loads matplotlib.
+The figure of `pfedseq data show` is in `pfedseq.data.distribution`, separate because it loads
+matplotlib.
 """
 
 from pfedseq.data.config import DataConfig

@@ -1,4 +1,4 @@
-"""Clients' examples that a program gives as arrays, lists or torch data sets.
+"""Clients' examples passed from Python as arrays, lists or torch data sets.
 
 `{"site_a": (x, y), "site_b": data_set}`: x are images (uint8, or floats in [0, 1]; channels first
 or last; or PIL images) or texts; y are class numbers or names. A data set yields pairs (x, y).
@@ -23,14 +23,14 @@ from pfedseq.data.text import text_hashes
 from pfedseq.errors import InputError
 
 NAME = "arrays"
-"""`data.name` of images that were given."""
+"""`data.name` of images passed from Python."""
 GIVEN_TEXTS = "given-texts"
-"""`data.source` of texts that were given."""
+"""`data.source` of texts passed from Python."""
 _TAKEN_OVER = {
     *("image_size", "max_tokens", "train_fraction", "validation_fraction", "split"),
     *("max_images_per_client", "min_samples", "partition_seed", "store"),
 }
-"""Options of [data] that also hold for examples that are given."""
+"""Options of [data] that also apply to examples passed from Python."""
 
 Given = Mapping[str, Any]
 """By client: a pair of examples and labels, or a data set."""
@@ -45,18 +45,18 @@ def section_for(data: Given, section: DataConfig) -> DataConfig:
     name, source = ("text", GIVEN_TEXTS) if texts else (NAME, None)
     if section.name == name:
         kept = section.model_dump(exclude_unset=True)
-    else:  # another data set's own defaults mean nothing here, except for what was chosen
+    else:  # another data set's defaults do not apply here; explicit choices do
         kept = section.model_dump(include=_TAKEN_OVER - {"split"}, exclude_unset=True)
     return DataConfig(**{**kept, "name": name, "source": source, "partition": "owners"})
 
 
 def are_given(section: DataConfig) -> bool:
-    """Whether a run's examples were given by a program and lie nowhere."""
+    """Whether a run's examples were passed from Python and are stored nowhere."""
     return section.name == NAME or (section.source or "").endswith(GIVEN_TEXTS)
 
 
 def examples_of(data: Given, section: DataConfig) -> ExampleSet:
-    """All clients' examples, each client their owner."""
+    """All clients' examples; each client owns its own."""
     examples: list[Any] = []
     labels: list[Any] = []
     owners: list[int] = []
@@ -138,14 +138,14 @@ def pixels(image: Any, name: str) -> NDArray[np.uint8]:
     low, high = float(values.min(initial=0)), float(values.max(initial=0))
     if not (low >= 0 and high <= 1):
         raise InputError(
-            f"{name} has values from {low:g} to {high:g}: floats must lie in [0, 1]; give images "
-            "as they are, the model's normalisation is done for you"
+            f"{name} has values from {low:g} to {high:g}: floats must lie in [0, 1]; pass images "
+            "without normalisation, which is applied for you"
         )
     return np.ascontiguousarray(np.rint(255 * values).astype(np.uint8))
 
 
 def _classes(labels: Sequence[Any]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Names in order, and each label's number: names by the alphabet, numbers by their size."""
+    """Sorted class names, and the number of each label."""
     plain = [label.item() if hasattr(label, "item") else label for label in labels]
     if all(isinstance(label, str) for label in plain):
         keys: list[Any] = sorted(set(plain))
@@ -153,6 +153,6 @@ def _classes(labels: Sequence[Any]) -> tuple[tuple[str, ...], NDArray[np.int64]]
         keys = sorted(set(map(int, plain)))
     else:
         kinds = sorted({type(label).__name__ for label in plain})
-        raise InputError(f"labels are all whole numbers, or all names; these are {kinds}")
+        raise InputError(f"labels must be all integers or all names; these are {kinds}")
     number = {key: place for place, key in enumerate(keys)}
     return tuple(map(str, keys)), np.array([number[label] for label in plain], dtype=np.int64)

@@ -18,9 +18,9 @@ from pfedseq.seeding import derive_seed, numpy_generator, torch_generator
 
 GENERATED_IMAGES = 2000
 DRAWN_AT_ONCE = 500
-"""Images rendered together: bounds the memory that drawing takes."""
+"""Images rendered together; bounds the memory used."""
 CIFAR_SIZE = 32
-"""CIFAR's own pixels per side: its images are kept so, and enlarged batch by batch."""
+"""CIFAR's pixels per side: images are stored at this size and enlarged batch by batch."""
 
 
 class AuxiliaryConfig(BaseConfig):
@@ -53,7 +53,7 @@ class AuxiliaryConfig(BaseConfig):
         return self
 
     def data_config(self, image_size: int) -> DataConfig:
-        """How the same images are asked for in a [data] section."""
+        """The [data] section that describes the same images."""
         own = CIFAR_SIZE if self.name in ("cifar10", "cifar100") else image_size
         return DataConfig.model_validate(
             {"name": self.name, "image_size": own}
@@ -66,7 +66,7 @@ def load_auxiliary(config: AuxiliaryConfig, image_size: int, seed: int) -> Image
     if config.name == "generated":
         return _generated(config.num_images or GENERATED_IMAGES, seed)
     if config.name == "text":
-        raise InputError("auxiliary.name = 'text' does not go with images in [data]")
+        raise InputError("auxiliary.name = 'text' does not match the images in [data]")
     images = load_images(config.data_config(image_size))
     count = config.num_images
     if count is None or count >= len(images.labels):

@@ -116,7 +116,7 @@ def _read_folder(variant: _Variant, folder: Path, files: tuple[str, ...]) -> dic
 
 
 def _read_tar(path: Path, files: tuple[str, ...]) -> dict[str, bytes]:
-    """The wanted members, by file name; nothing is unpacked to disk."""
+    """The required members, by file name; nothing is unpacked to disk."""
     contents: dict[str, bytes] = {}
     try:
         with tarfile.open(path) as archive:
@@ -150,7 +150,7 @@ def _check_batch(
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2:
         raise InputError(f"{where} has no images in it: is it {variant.name}?")
     if not isinstance(labels, list) or len(labels) != len(pixels) or pixels.shape[1] != 3072:
-        raise InputError(f"{where} does not have one of {variant.label_key} for each image")
+        raise InputError(f"{where} does not have a label ({variant.label_key}) for each image")
     numbers = np.asarray(labels, dtype=np.int64)
     wrong = np.flatnonzero((numbers < 0) | (numbers >= len(variant.class_names)))
     if len(wrong):

@@ -1,4 +1,4 @@
-"""The `[data]` section of a run: which images, and how they are dealt to clients."""
+"""The `[data]` section of a run: the data set and its partition among clients."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PartitionName = Literal["dirichlet", "iid", "pathological", "owners"]
 
 USUAL_SIDE, DIGITS_SIDE = 224, 32
-"""Pixels per side of data that are loaded without a backbone: the paper's, and the demo's."""
+"""Pixels per side if no backbone sets them: the paper's, and the demo's."""
 
 
 def default_store() -> Path:
@@ -27,7 +27,7 @@ def default_store() -> Path:
 
 
 class DataConfig(BaseConfig):
-    """Images, clients and splits; a field left out takes the data set's own default."""
+    """Data set, clients and splits; omitted fields take the data set's defaults."""
 
     model_config = ConfigDict(validate_default=True)
 
@@ -51,13 +51,13 @@ class DataConfig(BaseConfig):
     layout: str = Field(
         "class",
         description="for `folder` and `text`: what each folder level names, such as `class`, "
-        "`owner/class`, `owner/group/class` or `split/class`; `*` skips a level; where it names "
-        "owners, `partition` is `owners` unless it says otherwise",
+        "`owner/class`, `owner/group/class` or `split/class`; `*` skips a level; if it names "
+        "owners, `partition` defaults to `owners`",
     )
     window: tuple[float, float] | None = Field(
         None,
-        description="for `folder`, `hub` and `table`: the values of images of more than 8 bits "
-        "that become black and white, such as [0, 4095] (default: a DICOM file's own window, else "
+        description="for `folder`, `hub` and `table`: for images of more than 8 bits, the values "
+        "that map to black and white, such as [0, 4095] (default: a DICOM file's own window, else "
         "each image's darkest and brightest value)",
     )
     skip_unreadable: bool = Field(
@@ -75,13 +75,15 @@ class DataConfig(BaseConfig):
     )
     text_column: str = Field("text", description="for `text`: the column of texts in a CSV file")
     max_tokens: int = Field(
-        128, ge=2, description="for `text`: how much of every text is read; longer ones are cut"
+        128,
+        ge=2,
+        description="for `text`: number of tokens read per text; longer texts are truncated",
     )
     owner_column: str | None = Field(
         None,
         description="for `hub`, `table` and `text`: the column that names each example's natural "
-        "client (default: `site` of a table, `client` of texts); "
-        "where it is given, `partition` is `owners` unless it says otherwise",
+        "client (default: `site` of a table, `client` of texts); if given, `partition` defaults "
+        "to `owners`",
     )
     group_column: str | None = Field(
         None,
@@ -92,19 +94,26 @@ class DataConfig(BaseConfig):
 
     partition: PartitionName = Field(
         "iid",
-        description="how images become clients: `dirichlet` and `pathological` skew the labels, "
-        "`iid` deals evenly, `owners` takes the data's own clients (domains, drawers)",
+        description="how examples are divided among clients: `dirichlet` and `pathological` skew "
+        "the labels, `iid` divides evenly, `owners` uses the data's natural clients (domains, "
+        "writers)",
     )
     scanners: bool = Field(
         False,
-        description="for `digits`, where it is the default: every client's images come from a "
-        "scanner of its own",
+        description="for `digits` (default there): every client's images come from a different "
+        "simulated scanner",
     )
     scanner_turn: float = Field(
         40.0,
         ge=0,
-        le=90,  # beyond it a 6 and a 9 could no longer be told apart
-        description="by how many degrees scanners turn at most: how much clients differ",
+        le=90,  # beyond this a 6 and a 9 become indistinguishable
+        description="maximum rotation by a scanner in degrees: how much clients differ",
+    )
+    num_scanners: int | None = Field(
+        None,
+        ge=1,
+        description="how many scanners there are, which clients share in turn (client i has the "
+        "scanner i modulo their number): groups of clients that are alike; default: one for each",
     )
     partition_seed: int | None = Field(
         None,
@@ -115,8 +124,8 @@ class DataConfig(BaseConfig):
     num_clients: int | None = Field(
         None,
         ge=1,
-        description="N, 10 by default; with `owners`, keep only the owners with the most images "
-        "(default: all of them)",
+        description="number of clients, 10 by default; with `owners`, keep only the owners with "
+        "the most images (default: all of them)",
     )
     alpha: float = Field(
         0.1, gt=0, description="concentration of the Dirichlet partition; smaller is more skewed"
@@ -124,10 +133,10 @@ class DataConfig(BaseConfig):
     balanced: bool = Field(
         True,
         description="Dirichlet as in PFLlib: a client that already has an equal share of all "
-        "images gets none of the remaining classes; false is the plain draw",
+        "images gets none of the remaining classes; false: plain Dirichlet",
     )
     classes_per_client: int = Field(
-        2, ge=1, description="k of the pathological partition: each client holds k classes"
+        2, ge=1, description="classes per client of the pathological partition"
     )
     min_samples: int | None = Field(
         None,
@@ -136,10 +145,10 @@ class DataConfig(BaseConfig):
         "an equal share if that is less; otherwise as many as the splits need)",
     )
     split_owners: int = Field(
-        1, ge=1, description="with `owners`: cut every owner into so many clients"
+        1, ge=1, description="with `owners`: split every owner into this many clients"
     )
     max_images_per_client: int | None = Field(
-        None, ge=4, description="keep a random part of every client's images, for small runs"
+        None, ge=4, description="keep only this many random images of every client, for small runs"
     )
 
     split: Literal["stratified", "random"] = Field(
@@ -149,20 +158,20 @@ class DataConfig(BaseConfig):
         "the published data sets",
     )
     train_fraction: float = Field(
-        0.75, gt=0, lt=1, description="part of a client's images that is not for testing"
+        0.75, gt=0, lt=1, description="share of a client's images that is not for testing"
     )
     validation_fraction: float = Field(
         0.2,
         ge=0,
         lt=1,
-        description="part of the training images held out for validation; 0.1, the paper's, for "
+        description="share of the training images held out for validation; 0.1, the paper's, for "
         "digits and the published data sets",
     )
     keep_test_split: bool | None = Field(
         None,
-        description="test on the source's own test images instead of 1 - train_fraction of all "
-        "(default: where a folder level or a table's column names the splits, and for DomainNet, "
-        "as the paper does with FedBN's lists)",
+        description="test on the source's own test images instead of a share 1 - train_fraction "
+        "of all (default: if a folder level or a table's column names the splits, and for "
+        "DomainNet, as the paper does with FedBN's lists)",
     )
 
     @property
@@ -173,18 +182,18 @@ class DataConfig(BaseConfig):
 
     @property
     def unit(self) -> str:
-        """What one example is called: `image`, `text`."""
+        """The word for one example: `image` or `text`."""
         return _data_sets()[self.name].unit
 
     @property
     def side(self) -> int:
-        """Pixels per side; where neither the config nor a backbone says it, the usual ones."""
+        """Pixels per side; a default if neither the config nor a backbone sets them."""
         return self.image_size or (DIGITS_SIDE if self.name == "digits" else USUAL_SIDE)
 
     @model_validator(mode="before")
     @classmethod
     def _fill_from_name(cls, given: Any) -> Any:
-        """Give the fields that were left out the data set's own defaults."""
+        """Fill omitted fields with the data set's defaults."""
         if not isinstance(given, dict):
             return given
         name = given.get("name", "digits")
@@ -202,22 +211,26 @@ class DataConfig(BaseConfig):
     @field_validator("name")
     @classmethod
     def _registered(cls, name: str, info: ValidationInfo) -> str:
-        """A data set that is known here, unless one only looks at somebody's results."""
+        """Check that the data set is known, unless only results are read."""
         if not (info.context or {}).get("only_look"):
             _data_sets().find(name)
         return name
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        """Refuse combinations that cannot mean anything."""
+        """Refuse contradictory options."""
         if self.scanners and self.name != "digits":
             raise ValueError(
                 f"scanners are made for digits, not for {self.name}: set data.scanners = false"
             )
+        if self.num_scanners is not None and not self.scanners:
+            raise ValueError(
+                f"num_scanners = {self.num_scanners} needs scanners = true, which digits have"
+            )
         if self.partition != "owners" and self.split_owners != 1:
             raise ValueError(
-                f"split_owners = {self.split_owners} needs partition = 'owners', "
-                f"which is {self.partition!r} here"
+                f"split_owners = {self.split_owners} needs partition = 'owners', not "
+                f"{self.partition!r}"
             )
         if self.partition != "owners" and self.num_clients is None:
             raise ValueError(f"partition {self.partition!r} needs num_clients")
@@ -237,7 +250,7 @@ class DataConfig(BaseConfig):
         if self.name in ("folder", "text"):
             _check_layout(self.layout)
         if self.split == "random" and self.groups_named:
-            raise ValueError("split = 'random' tears groups apart: use split = 'stratified'")
+            raise ValueError("split = 'random' would split groups: use split = 'stratified'")
         if self.window is not None and self.name not in ("folder", "hub", "table"):
             raise ValueError(
                 f"window is for folder, hub and table; {self.name} has 8-bit images only"
@@ -248,7 +261,7 @@ class DataConfig(BaseConfig):
 
 
 def _data_sets() -> "Registry[DataSet]":
-    """Those that there are; the registry itself knows this section."""
+    """The registered data sets; imported late, since the registry imports this module."""
     from pfedseq.data.registry import DATA_SETS
 
     return DATA_SETS

@@ -1,4 +1,4 @@
-"""What a data set is to the rest of pfedseq: examples, labels, and who holds which of them."""
+"""Data sets in memory: examples, labels, and their division among clients."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Labelled images of one source, before they are dealt to clients."""
+    """Labelled images of one source, before partitioning."""
 
     unit: ClassVar[str] = "image"
-    """What one of them is called."""
+    """The word for one example."""
     name: str
     images: NDArray[np.uint8]
     """(n, 3, size, size), in memory or a read-only memory map."""
@@ -20,27 +20,27 @@ class ImageSet:
     """(n,) class indices."""
     class_names: tuple[str, ...]
     owners: NDArray[np.int64] | None = None
-    """(n,) the natural client of each image (drawer, domain), where the data names one."""
+    """(n,) the natural client of each image (writer, domain), if the data names one."""
     owner_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None
-    """(n,) the source's own test images, where it has any; used with `data.keep_test_split`."""
+    """(n,) the source's own test images, if any; used with `data.keep_test_split`."""
     fingerprint: str | None = None
-    """Changes when a pixel does; None for images that are made anew for each run."""
+    """Changes when a pixel does; None for images generated for each run."""
     notes: tuple[str, ...] = ()
-    """What a user should know, such as how many files were left out."""
+    """Remarks for the user, such as how many files were left out."""
     groups: NDArray[np.int64] | None = None
-    """(n,) the patient, subject or scene of each image: one side of a split holds all of it."""
+    """(n,) the patient, subject or scene of each image, kept on one side of a split."""
     is_validation: NDArray[np.bool_] | None = None
-    """(n,) the source's own validation images, where it has test images beside them."""
+    """(n,) the source's own validation images, if it also has test images."""
     hashes: NDArray[np.uint64] | None = None
-    """(n, 2) checksum and difference hash, where a split must know of copies."""
+    """(n, 2) checksum and difference hash, if a split must detect copies."""
     window: tuple[float, float] | None = None
-    """The grey values of deep images that became black and white; None: each image's own."""
+    """The grey values mapped to black and white for images of more than 8 bits; None: per image."""
 
 
 @dataclass(frozen=True)
 class TextSet:
-    """Labelled texts; the fields that it shares with `ImageSet` mean the same."""
+    """Labelled texts; fields shared with `ImageSet` have the same meaning."""
 
     unit: ClassVar[str] = "text"
     name: str
@@ -73,12 +73,12 @@ class ClientData:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """One set of examples and its division among clients: a function of config and seed."""
+    """Examples and their division among clients, a function of config and seed."""
 
     examples: ExampleSet
     clients: tuple[ClientData, ...]
     notes: tuple[str, ...] = ()
-    """What a user should know of the division, such as copies and clients that were left out."""
+    """Remarks for the user, such as copies and clients that were left out."""
 
 
 def all_images(client: ClientData) -> NDArray[np.int64]:

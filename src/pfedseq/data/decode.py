@@ -13,7 +13,7 @@ from pfedseq.data.source import RawImage
 from pfedseq.errors import InputError
 
 Window = tuple[float, float]
-"""The values that become black and white."""
+"""The values mapped to black and white."""
 
 _DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's grey modes of more than 8 bits: integers of 16 and 32 bits, and floats."""
@@ -23,14 +23,14 @@ _WHITE_IS_ZERO, _UNSIGNED = 0, 1
 
 @dataclass(frozen=True)
 class Decoded:
-    """One image as the store keeps it, and what was done to it that a user should know."""
+    """One decoded image, and conversions that the user should know about."""
 
     pixels: NDArray[np.uint8]
     """(3, size, size)."""
     deep: bool = False
     """It had more than 8 bits of grey and was rescaled."""
     paged: bool = False
-    """It has several pages or frames, of which the first was taken."""
+    """It has several pages or frames; the first was taken."""
 
 
 def decode(raw: RawImage, size: int, window: Window | None = None) -> Decoded:
@@ -38,7 +38,7 @@ def decode(raw: RawImage, size: int, window: Window | None = None) -> Decoded:
 
     Photographs are turned as their EXIF orientation says; transparency is dropped. A grey image of
     more than 8 bits is rescaled linearly so that `window` becomes 0 to 255, values outside being
-    clipped; without a window each image's own darkest and brightest value take its place.
+    clipped; without a window, each image's own darkest and brightest values are used.
     """
     where, content = raw
     if isinstance(content, InputError):
@@ -75,26 +75,26 @@ def _rescaled(image: Image.Image, window: Window | None) -> NDArray[np.uint8]:
     tags = getattr(image, "tag_v2", {})
     if values.dtype == np.int32 and tags and tags.get(_SAMPLE_FORMAT, (1,))[0] == _UNSIGNED:
         values = values.view(np.uint32)  # Pillow has no unsigned 32-bit mode and wraps around
-    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:  # Pillow turns 8-bit images over, not deeper ones
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:  # Pillow inverts 8-bit images, but not deeper ones
         window = None if window is None else (-window[1], -window[0])
         return _rescale(-values.astype(np.float64), window)
     return _rescale(values.astype(np.float64), window)
 
 
 def _rescale(values: NDArray[np.float64], window: Window | None) -> NDArray[np.uint8]:
-    """`window` (or the darkest and brightest finite value) becomes 0 and 255."""
+    """Map `window` (or the darkest and brightest finite values) to 0 and 255."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         raise ValueError("none of its values is a finite number")
     low, high = window or (finite.min(), finite.max())
-    # What is not a number becomes black; a flat image has no contrast to stretch and is black too.
+    # NaN becomes black; a constant image has no contrast to stretch and becomes black, too.
     spread = high - low if high > low else 1.0
     shares = np.nan_to_num((values - low) / spread, nan=0.0, posinf=1.0, neginf=0.0)
     return np.asarray(np.rint(255 * np.clip(shares, 0, 1)), dtype=np.uint8)
 
 
 def _why(fault: Exception, content: object) -> str:
-    """What is wrong, without the addresses of objects that Pillow puts into its messages."""
+    """The reason of a failure, without the object addresses in Pillow's messages."""
     if isinstance(content, bytes) and not content:
         return "the file is empty"
     if isinstance(fault, UnidentifiedImageError):

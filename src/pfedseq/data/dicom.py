@@ -2,7 +2,7 @@
 
 Grey values are rescaled as the file says (slope and intercept, for CT to Hounsfield units), then
 a window becomes black to white: the config's `data.window`, else the file's own, else its darkest
-to its brightest value. MONOCHROME1, where low values are bright, is turned over, and colours become
+to its brightest value. MONOCHROME1, where low values are bright, is inverted, and colours become
 RGB.
 """
 
@@ -32,14 +32,14 @@ class Dicom:
     values: NDArray[Any]
     """(height, width) of floats, or (height, width, 3) of uint8."""
     window: Window | None
-    """That becomes black and white; None: the darkest and brightest of `values`."""
+    """The values mapped to black and white; None: the darkest and brightest of `values`."""
     stated: bool
     """Whether the config or the file has chosen the window."""
     frames: int
 
 
 def is_dicom(content: bytes) -> bool:
-    """Whether a file begins as DICOM files do."""
+    """Whether a file starts with DICOM's signature."""
     return content[128:132] == b"DICM"
 
 

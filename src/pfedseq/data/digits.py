@@ -17,9 +17,9 @@ from PIL import Image, ImageFilter
 from pfedseq.data.dataset import ClientData, ImageSet
 
 FRAME_SHARE = 0.75
-"""Part of the frame's side that the digit takes: room to turn it without cutting its corners."""
+"""Share of the frame's side that the digit takes: leaves room for rotation."""
 STYLE_STREAM = 0x5CA77E2
-"""Keeps the styles' random stream apart from the partition's, which has the same seed."""
+"""Separates the styles' random stream from the partition's, which has the same seed."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ScannerStyle:
     blur: float
     """Standard deviation of the blur, as a share of the image's side."""
     contrast: float
-    """Of ink against paper, in (0, 1]."""
+    """Contrast of ink against paper, in (0, 1]."""
     noise: float
     """Standard deviation of the grain, as a share of the full range."""
 
@@ -57,7 +57,7 @@ def digits_images(image_size: int) -> ImageSet:
 
 
 def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """What `load_digits` gives: 8×8 pixels from 0 to 16, and labels.
+    """The data of `load_digits`: 8×8 pixels from 0 to 16, and labels.
 
     Read from scikit-learn's file, since importing it takes a second and 60 MB.
     """
@@ -96,16 +96,22 @@ def draw_styles(num_clients: int, seed: int, most_turned: float) -> tuple[Scanne
 
 
 def scan_for_clients(
-    images: ImageSet, clients: Sequence[ClientData], seed: int, most_turned: float
+    images: ImageSet,
+    clients: Sequence[ClientData],
+    seed: int,
+    most_turned: float,
+    num_scanners: int | None = None,
 ) -> ImageSet:
-    """A copy of the images in which each client's own have gone through its scanner.
+    """A copy of the images with each client's scanner applied to its own.
 
-    Scanners turn by up to `most_turned` degrees either way.
+    Scanners rotate by up to `most_turned` degrees either way. Where there are fewer of them than
+    clients, client i has the scanner i modulo their number; by default each has its own.
     """
     scanned = images.images.copy()
     owners = np.full(len(images.labels), -1, dtype=np.int64)
-    styles = draw_styles(len(clients), seed, most_turned)
-    for number, (client, style) in enumerate(zip(clients, styles, strict=True)):
+    styles = draw_styles(num_scanners or len(clients), seed, most_turned)
+    for number, client in enumerate(clients):
+        style = styles[number % len(styles)]
         members = np.sort(np.concatenate([client.train, client.validation, client.test]))
         grain = np.random.RandomState((seed, STYLE_STREAM, number))
         scanned[members] = _three_channels(_scan(images.images[members, 0], style, grain))
@@ -120,8 +126,8 @@ def _scan(
 ) -> NDArray[np.uint8]:
     """Send light-on-dark pages (n, size, size) through one scanner: dark ink on light paper.
 
-    That is what all scanners have in common. The demo's backbone has only seen light ink, so there
-    is something to learn together, and each client's own turn, blur, contrast and grain beside it.
+    The inversion is common to all scanners: the demo's backbone has only seen light ink, so there
+    is something to learn together, besides each client's own rotation, blur, contrast and grain.
     """
     blur = ImageFilter.GaussianBlur(style.blur * pages.shape[-1])
     turned = (

@@ -1,4 +1,4 @@
-"""Who has what, for people: counts of clients × classes, and the paper's figure."""
+"""Data distribution per client: counts of clients × classes, and the paper's figure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,17 +89,17 @@ def draw_distribution(data: FederatedData, path: Path) -> None:
 
 
 def undrawable(data: FederatedData) -> list[str]:
-    """Notes about names for which the machine has no font and which the picture numbers."""
+    """Notes about names that no installed font can draw and that the figure replaces by numbers."""
     names = [*(client.name for client in data.clients), *data.examples.class_names]
     missing = [name for name in names if not can_be_drawn(name)]
     if not missing:
         return []
     return [
-        f"no font of this machine has all letters of {some(missing)}: the picture numbers them "
-        "from #0; a font such as Noto Sans would help"
+        f"no installed font can draw {some(missing)}: the figure numbers them from #0; install a "
+        "font such as Noto Sans"
     ]
 
 
 def _crowded(names: Sequence[str], width: float) -> bool:
-    """Whether names beside each other would run into each other."""
+    """Whether adjacent names would overlap."""
     return max(map(len, names)) * 0.1 > 0.75 * width / len(names)

@@ -1,7 +1,7 @@
 """DomainNet (Peng et al. 2019) as FedBN uses it: ten classes, six domains, one client per domain.
 
 The images lie in per-domain folders or zip archives (`clipart/bird/clipart_031_000001.jpg`).
-FedBN (Li et al. 2021) hands out its train/test lists as pickles, `{domain}_train.pkl` and
+FedBN (Li et al. 2021) publishes its train/test lists as pickles, `{domain}_train.pkl` and
 `{domain}_test.pkl`, each a pair (paths, class names); they are looked for in the same place, in a
 folder or zip archive of any name.
 """

@@ -19,11 +19,11 @@ BATCH = 256
 NEIGHBOURS = 8
 """How many images of the most similar hash an image is compared with, in each of four orders."""
 MOST_BITS, MOST_LEVELS = 4, 6.0
-"""Images look alike where so few bits of the hash, and grey levels on average, differ."""
+"""Images look alike if at most this many bits of the hash, and grey levels on average, differ."""
 
 
 def checksums(contents: Sequence[bytes]) -> NDArray[np.uint64]:
-    """(n,) one number for each content, the same for the same content only."""
+    """(n,) one number per content, equal only for equal content."""
     digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
 
@@ -56,10 +56,10 @@ def same_numbers(values: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def look_alike(images: NDArray[np.uint8], hashes: NDArray[np.uint64]) -> list[tuple[int, int]]:
-    """Pairs of images that are not the same but look almost so; most of them, found quickly."""
+    """Pairs of images that are almost, but not exactly, equal; finds most of them quickly."""
     found: set[tuple[int, int]] = set()
     content, look = hashes.T
-    for turn in range(0, 64, 16):  # so that each quarter of the hash leads the order once
+    for turn in range(0, 64, 16):  # each quarter of the hash comes first in one of the orders
         rotated = (look << np.uint64(turn)) | (look >> np.uint64((64 - turn) % 64))
         order = np.argsort(rotated, kind="stable")
         for step in range(1, min(NEIGHBOURS, len(order) - 1) + 1):

@@ -1,7 +1,7 @@
 """A table of image files: a CSV or parquet file with a row for each image.
 
-`file_name` counts from the table's folder; `label` names the class, `site` the client, `group` the
-patient or subject, and `split` the source's own split. The last three may be left out.
+`file_name` is relative to the table's folder; `label` names the class, `site` the client, `group`
+the patient or subject, and `split` the source's own split. The last three may be left out.
 """
 
 import csv
@@ -24,7 +24,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
 class ListedFiles:
-    """Files by the names that a table gives them, counted from its folder."""
+    """Files by the names in a table, relative to its folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -79,7 +79,7 @@ def open_file_table(config: DataConfig, location: Location) -> Source:
 
 
 def fingerprint(config: DataConfig, location: Location) -> str:
-    """Changes when the table or one of its files does: from sizes and times."""
+    """Changes when the table or one of its files does; based on sizes and times."""
     path = location.folder_or_archive("a CSV or parquet file that lists images")
     rows = _rows(path)
     column = _column(path, rows, config, "file")
@@ -92,7 +92,7 @@ def fingerprint(config: DataConfig, location: Location) -> str:
 
 
 def _column(path: Path, rows: list[dict[str, str]], config: DataConfig, key: str) -> str | None:
-    """The column that a config names or that has the usual name; None for one that may lack."""
+    """The column named in the config or by convention; None for a missing optional one."""
     usual = {"file": "file_name", "label": "label", "owner": "site", "group": "group"}[key]
     option = "image_column" if key == "file" else f"{key}_column"
     chosen: str | None = getattr(config, option)

@@ -30,7 +30,7 @@ HEIC_SUFFIXES = frozenset({".heic", ".heif"})
 _COMMON_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp")
 _FURTHER_SUFFIXES = (".tif", ".tiff", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
 IMAGE_SUFFIXES = frozenset({*_COMMON_SUFFIXES, *_FURTHER_SUFFIXES})
-"""What is read as an image; .avif, .heic and .dcm where this installation can."""
+"""Suffixes of images; .avif, .heic and .dcm only if this installation can read them."""
 if find_spec("pydicom"):
     IMAGE_SUFFIXES |= dicom.SUFFIXES
 if features.check("avif"):
@@ -43,8 +43,8 @@ if register_heif_opener is not None:
 class FileTree:
     """The files under a folder or in an archive, by relative name with forward slashes.
 
-    With `open_zips`, the zip archives directly inside a folder are seen as if they had been
-    unpacked there: the way Omniglot and DomainNet are handed out. Reading is thread-safe.
+    With `open_zips`, the zip archives directly inside a folder are treated as if they had been
+    unpacked there: this is how Omniglot and DomainNet are published. Reading is thread-safe.
     """
 
     def __init__(self, path: Path, *, open_zips: bool = False) -> None:
@@ -78,27 +78,27 @@ class FileTree:
         )
 
     def names(self) -> list[str]:
-        """All files, sorted by name, so that the order never depends on disk or archive."""
+        """All files, sorted by name, so that the order does not depend on disk or archive."""
         return sorted({*self._files, *self._zipped, *(self._tar.members if self._tar else ())})
 
     def images(self) -> list[str]:
-        """The files whose suffix is an image's, sorted; hidden files and macOS copies are not."""
+        """The files with an image suffix, sorted, without hidden files and macOS copies."""
         return [name for name in self.names() if _is_image(name) and not _is_hidden(name)]
 
     def skipped(self) -> Counter[str]:
-        """How many files of which suffix are not images, hidden files left aside."""
+        """Number of non-image files by suffix, without hidden files."""
         others = (name for name in self.names() if not _is_image(name) and not _is_hidden(name))
         return Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in others)
 
     def folders(self) -> list[str]:
-        """All folders that are there or that files lie in, empty ones too, sorted."""
+        """All folders, including empty ones, sorted."""
         around = {str(parent) for name in self.names() for parent in PurePosixPath(name).parents}
         return sorted(f for f in {*self._folders, *around} - {"."} if not _is_hidden(f))
 
     def below(self, folder: str) -> str:
         """The prefix, '' or 'a/b/', under which `folder` (such as 'train/') is found.
 
-        Archives wrap their content in a folder of their own, and users unpack them into others.
+        Archives often contain a top-level folder, and users unpack them into others.
         """
         prefixes = {
             name[: name.index(f"/{folder}") + 1] if not name.startswith(folder) else ""
@@ -163,8 +163,8 @@ class FileTree:
 class _Tar:
     """The files of a tar archive, each found by its offset.
 
-    A plain archive is read where it lies. A compressed one can only be read from its beginning,
-    so it is first decompressed to a nameless temporary file.
+    A plain archive is read in place. A compressed one can only be read from its beginning, so
+    it is first decompressed to an unnamed temporary file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,7 +195,7 @@ class _Tar:
         self.members[name] = (member.offset_data, member.size)
 
     def _check_end(self) -> None:
-        """Refuse an archive without the empty block that ends it: tarfile does not miss it."""
+        """Refuse an archive without its final empty block, which tarfile does not check."""
         last = max((sum(place) for place in self.members.values()), default=0)
         self._content.seek(-(-last // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
         if not self._content.read(tarfile.BLOCKSIZE):
@@ -217,7 +217,7 @@ def _looks_like_tar(path: Path) -> bool:
 
 
 def _decompressed(path: Path) -> IO[bytes]:
-    """The content of a file that may be compressed, open for reading at any place."""
+    """The content of a possibly compressed file, opened for random access."""
     content = path.open("rb")
     start = content.read(6)
     content.seek(0)
@@ -248,13 +248,11 @@ def walk_files(folder: Path) -> Iterator[Path]:
 def walk(folder: Path, _around: tuple[str, ...] = ()) -> Iterator[tuple[Path, list[Path]]]:
     """(folder, its files) for a folder and all below it, hidden ones left out, sorted by name.
 
-    Links are followed; one that leads back to a folder that it lies in is an error.
+    Links are followed; a link to one of its own parent folders is an error.
     """
     real = os.path.realpath(folder)
     if real in _around:
-        raise InputError(
-            f"{folder} is a link to {real}, a folder that it lies in itself: remove the link"
-        )
+        raise InputError(f"{folder} is a link to its own parent folder {real}: remove the link")
     try:
         inside = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
         subfolders = [path for path in inside if path.is_dir()]
@@ -266,7 +264,7 @@ def walk(folder: Path, _around: tuple[str, ...] = ()) -> Iterator[tuple[Path, li
 
 
 def _refuse_outside(name: str, archive: Path) -> None:
-    """A name that leaves the archive shows that it is a forgery; nothing is unpacked anyway."""
+    """Refuse names that point outside the archive; nothing is unpacked anyway."""
     path = PurePosixPath(name.replace("\\", "/"))
     if not path.parts:
         raise InputError(f"{archive} holds a file without a name: it is damaged")

@@ -16,7 +16,7 @@ from pfedseq.words import count, some
 def open_folder(location: Location, layout: str, advice: str | None = None) -> Source:
     """All images that lie as deep as `layout` says, such as `owner/class/*.jpg`.
 
-    `advice` is what to do about one that does not, where `data.layout` is not the way.
+    `advice` replaces the default advice for an image at another depth.
 
     Images at another depth are an error: leaving them out silently would change the data set.
     """
@@ -67,7 +67,7 @@ def _but(notes: Sequence[str]) -> str:
 
 
 def _skipped(tree: FileTree) -> list[str]:
-    """How many files were passed over, by suffix."""
+    """A note on skipped files, by suffix."""
     found = tree.skipped()
     if not found:
         return []
@@ -99,14 +99,14 @@ def _empty(tree: FileTree, levels: Sequence[str], source: Source) -> list[str]:
 
 
 def _alike(plural: str, names: Iterable[str]) -> list[str]:
-    """Names that differ in case, outer spaces or Unicode's ways of spelling only."""
+    """Notes on names that differ only in case, outer spaces or Unicode normalisation."""
     spellings: dict[str, list[str]] = {}
     for name in names:
         key = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
         spellings.setdefault(key, []).append(name)
     return [
-        f"the {plural} {' and '.join(map(repr, same))} are told apart: rename the folders if they "
-        "are meant to be one"
+        f"the {plural} {' and '.join(map(repr, same))} are treated as different: rename the "
+        f"folders if they are meant to be the same"
         for same in spellings.values()
         if len(same) > 1
     ]

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedseq.data.parquet import Column, Table, image_of_row
+from pfedseq.data.parquet import Table, TableColumn, image_of_row
 from pfedseq.data.source import Block, RawImage, block_ranges
 from pfedseq.errors import InputError
 from pfedseq.hub_access import REMEDY, without_waiting
 
 
 def hub_table(hub_id: str) -> Table:
-    """Fetch a data set (into the hub's own cache) and show it as a table.
+    """Fetch a data set (into the hub's cache) as a table.
 
     `hub_id` is `owner/name`, or `owner/name:config` for a data set of several configurations.
     """
@@ -55,7 +55,7 @@ def table_of_splits(where: str, splits: Mapping[str, Any]) -> Table:
         if isinstance(kind, datasets.ClassLabel) or _is_plain(kind):
             values = np.concatenate([np.asarray(undecoded[name][column]) for name in names])
             label_names = getattr(kind, "names", None)
-            columns[column] = Column(values, tuple(label_names) if label_names else None)
+            columns[column] = TableColumn(values, tuple(label_names) if label_names else None)
     sizes = [len(undecoded[name]) for name in names]
     return Table(
         where=where,
@@ -67,7 +67,7 @@ def table_of_splits(where: str, splits: Mapping[str, Any]) -> Table:
 
 
 def _holds_images(kind: Any) -> bool:
-    """An image column, or, where a file lacks the hub's metadata, its bare struct(bytes, path)."""
+    """Whether a column holds images, also without the hub's metadata: struct(bytes, path)."""
     import datasets
 
     return isinstance(kind, datasets.Image) or (isinstance(kind, dict) and "bytes" in kind)

@@ -6,8 +6,9 @@ A finished store is a folder:
 - `samples.npy`: (n, 3) int32, per image its class, its owner and its split (0: training, 1: test,
   2: validation; -1 where the source names no owner or no split), and in a fourth column its group
   where the source names groups;
-- `hashes.npy`: (n, 2) uint64, per image a checksum and a difference hash, once a run needed them;
-- `manifest.json`: names, counts, where the images came from, what was left out, and the sha256 of
+- - `hashes.npy`: (n, 2) uint64, per image a checksum and a difference hash, written when first
+needed; - `manifest.json`: names, counts, where the images came from, what was left out, and the
+sha256 of
   both files.
 
 `pfedseq.data.store_writer` makes it.
@@ -33,7 +34,7 @@ FORMAT = 1
 VALIDATION = 2
 """The split of a validation image in `samples.npy`."""
 Report = Callable[[str, int, int], None]
-"""Called as report(stage, done, total) while work goes on."""
+"""Called as report(stage, done, total) during long work."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -41,12 +42,12 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a whole store is there."""
+    """Whether a complete store exists."""
     return (folder / "manifest.json").is_file()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a store says about itself."""
+    """The contents of a store's manifest.json."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
@@ -57,7 +58,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def open_store(folder: Path) -> ImageSet:
-    """Map a finished store into memory: a matter of milliseconds, whatever its size.
+    """Map a finished store into memory, within milliseconds at any size.
 
     Labels are checked against their checksum; pixels only by their number (`verify_store` reads
     them all).
@@ -88,7 +89,7 @@ def open_store(folder: Path) -> ImageSet:
 
 
 def store_hashes(folder: Path, images: NDArray[np.uint8], report: Report) -> NDArray[np.uint64]:
-    """(n, 2) the hashes of a store's images, computed at the first time of asking."""
+    """(n, 2) the hashes of a store's images, computed on first use."""
     if (folder / "hashes.npy").is_file():
         hashes = _load(folder, "hashes.npy", mapped=False)
         if hashes.shape == (len(images), 2) and hashes.dtype == np.uint64:
@@ -97,7 +98,7 @@ def store_hashes(folder: Path, images: NDArray[np.uint8], report: Report) -> NDA
     hashes = image_hashes(images)
     content = io.BytesIO()
     np.save(content, hashes)
-    if os.access(folder, os.W_OK):  # else they are computed again next time
+    if os.access(folder, os.W_OK):  # otherwise they are computed again next time
         write_atomically(folder / "hashes.npy", content.getvalue())
     report("looking for copies", 1, 1)
     return hashes

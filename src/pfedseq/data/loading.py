@@ -1,4 +1,4 @@
-"""From a `[data]` section and a seed to clients with examples: the one entrance for engines."""
+"""Load the clients' examples for a `[data]` section and a seed."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def load_data(
 ) -> FederatedData:
     """The clients of a run; the same config and seed give the same clients and pixels.
 
-    `given` are examples that a program has at hand (`data/arrays.py`).
+    `given` are examples passed from Python (`data/arrays.py`).
     """
     if not 0 <= seed < 2**32:
         raise InputError(f"the seed is {seed}, but must be between 0 and 2**32 - 1")
@@ -30,7 +30,7 @@ def load_data(
         return divide(arrays.examples_of(given, config), config, seed)
     if arrays.are_given(config):
         raise InputError(
-            "the run's data were given by a program and lie nowhere: give them again, as in "
+            "the run's data were passed from Python and are not stored: pass them again, as in "
             "pfedseq.resume(out, data=...) or pfedseq.run(config, out, data=...)"
         )
     if config.name == "text":
@@ -39,12 +39,14 @@ def load_data(
     if not config.scanners:
         return divide(images, config, seed)
     clients = deal(images, config, seed)
-    turn, of_partition = config.scanner_turn, _partition_seed(config, seed)
-    return FederatedData(digits.scan_for_clients(images, clients, of_partition, turn), clients)
+    scanned = digits.scan_for_clients(
+        images, clients, _partition_seed(config, seed), config.scanner_turn, config.num_scanners
+    )
+    return FederatedData(scanned, clients)
 
 
 def divide(examples: ExampleSet, config: DataConfig, seed: int) -> FederatedData:
-    """Examples with their clients, and what is to be known of the division."""
+    """Partition the examples and collect remarks about the result."""
     clients = deal(examples, config, seed)
     if config.split == "random":
         return FederatedData(examples, clients)
@@ -59,7 +61,7 @@ def divide(examples: ExampleSet, config: DataConfig, seed: int) -> FederatedData
 
 
 def load_images(config: DataConfig, report: Report = silent) -> ImageSet:
-    """The images of a data set at the wanted size, before they are dealt to clients."""
+    """The images of a data set at the requested size, before partitioning."""
     if config.name == "digits":
         return digits.digits_images(config.side)
     return prepared_images(config, report)
@@ -89,9 +91,9 @@ def deal(examples: ExampleSet, config: DataConfig, seed: int) -> tuple[ClientDat
 def leave_out_unsplit(
     clients: Sequence[ClientData], *, validated: bool
 ) -> tuple[tuple[ClientData, ...], list[str]]:
-    """The clients whose examples fill all splits, and a note about the others.
+    """The clients with enough examples for all splits, and a note about the others.
 
-    Where none does, all are kept, to be refused by name.
+    If none has enough, all are kept, to be refused by name.
     """
     whole = tuple(
         c for c in clients if len(c.train) and len(c.test) and (len(c.validation) or not validated)
@@ -106,7 +108,7 @@ def leave_out_unsplit(
 
 
 def remarks(data: FederatedData) -> tuple[str, ...]:
-    """What is strange about a division, for the user."""
+    """Remarks about unusual properties of a division."""
     labels = data.examples.labels
     lonely = [c.name for c in data.clients if len(np.unique(labels[all_images(c)])) == 1]
     missing = [
@@ -135,10 +137,10 @@ def _partition(
     """Named clients and the indices of their examples."""
     if config.partition == "owners":
         return _owner_clients(examples, config, rng)
-    assert config.num_clients is not None  # the config's validator sees to it
+    assert config.num_clients is not None  # ensured by the config's validator
     if examples.groups is None:
         parts = _dealt(examples.labels, config, rng)
-    else:  # whole groups are dealt, each as one example of its most common class
+    else:  # whole groups are assigned, each as one example of its most common class
         _, group_of = np.unique(examples.groups, return_inverse=True)
         counts = np.zeros((group_of.max() + 1, examples.labels.max() + 1), dtype=np.int64)
         np.add.at(counts, (group_of, examples.labels), 1)
@@ -150,7 +152,7 @@ def _partition(
 def _dealt(
     labels: NDArray[np.int64], config: DataConfig, rng: np.random.RandomState
 ) -> list[NDArray[np.int64]]:
-    """Labelled things dealt to `num_clients` clients by the config's partition."""
+    """Partition labelled items among `num_clients` clients as configured."""
     assert config.num_clients is not None
     match config.partition:
         case "dirichlet":
@@ -176,8 +178,8 @@ def _owner_clients(
 ) -> list[tuple[str, NDArray[np.int64]]]:
     if examples.owners is None:
         raise InputError(
-            f"{examples.name} does not say whose its {examples.unit}s are: choose another "
-            "data.partition than owners"
+            f"{examples.name} does not name the owners of its {examples.unit}s: choose a "
+            "data.partition other than owners"
         )
     num_owners = config.num_clients
     if num_owners is not None and num_owners % config.split_owners:
@@ -206,7 +208,7 @@ def _split(
     rng: np.random.RandomState,
 ) -> ClientData:
     keep = config.keep_test_split
-    if keep is None:  # a user who names splits means them; the hub's are the publisher's
+    if keep is None:  # splits named by the user are used; the hub's are the publisher's
         named = config.name in ("folder", "table", "text") and examples.is_test is not None
         keep = named and bool(examples.is_test is not None and examples.is_test.any())
     if keep and examples.is_test is None:
@@ -251,7 +253,7 @@ def _split(
 
 
 def _units(examples: ExampleSet, members: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """What of a client's examples stays together: groups, and copies of one example."""
+    """Units of a client's examples that stay together: groups, and copies of one example."""
     kept = [] if examples.groups is None else [examples.groups[members]]
     if examples.hashes is not None:
         kept.append(same_numbers(examples.hashes[members, 0]))

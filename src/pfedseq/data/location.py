@@ -1,4 +1,4 @@
-"""What `data.source` points at: something on this machine, or a data set of the hub."""
+"""Resolve `data.source`: a path on this machine, or a data set of the hub."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ class Location:
 def _facts(root: Path, path: Path) -> tuple[str, int, int]:
     try:
         seen = path.stat()
-    except OSError:  # a link that leads nowhere, or in a circle; reading it says so
+    except OSError:  # a dangling or circular link; reading it raises the error
         return path.relative_to(root).as_posix(), -1, 0
     size = seen.st_size if path.is_file() else 0
     return path.relative_to(root).as_posix(), size, seen.st_mtime_ns

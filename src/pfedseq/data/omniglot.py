@@ -20,10 +20,10 @@ _FILE = re.compile(r"\d+_(\d\d)\.png")
 
 
 def open_omniglot(location: Location) -> Source:
-    """All drawings, from the two archives or from the folders they unpack to."""
+    """All drawings, from the two archives or their unpacked folders."""
     path = location.folder_or_archive("the folder of images_background and images_evaluation")
     tree = FileTree(path, open_zips=True)
-    # Keyed by the end of the path: some keep the archives beside the folders they unpacked to.
+    # Keyed by the end of the path: archives may lie beside their unpacked folders.
     drawings = {PurePosixPath(n).parts[-4:]: n for n in tree.images() if _part_of(n)}
     entries = [_entry(drawings[place], path) for place in sorted(drawings)]
     for part in _PARTS:

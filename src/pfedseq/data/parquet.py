@@ -18,8 +18,8 @@ from pfedseq.errors import InputError
 
 
 @dataclass(frozen=True)
-class Column:
-    """Classes or owners as numbers, with the names the file gives them, if it gives any."""
+class TableColumn:
+    """Classes or owners as numbers, with their names if the file has any."""
 
     values: NDArray[Any]
     """(n,) integers or strings."""
@@ -28,13 +28,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of several splits one after another: what loaders see of parquet files and the hub.
+    """Rows of several splits in sequence, from parquet files or the hub.
 
     `columns` has all columns but the images; `splits` names the split of each row.
     """
 
     where: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, TableColumn]
     splits: NDArray[np.str_]
     image_columns: tuple[str, ...]
     blocks: Callable[[str, NDArray[np.int64]], tuple[Block, ...]]
@@ -76,7 +76,8 @@ def read_table(folder: Path) -> Table:
     return Table(
         where=str(folder),
         columns={
-            name: Column(_to_numpy(joined[name], name, folder), names.get(name)) for name in plain
+            name: TableColumn(_to_numpy(joined[name], name, folder), names.get(name))
+            for name in plain
         },
         splits=np.repeat([split_name(path) for path in files], rows),
         image_columns=images,
@@ -159,7 +160,7 @@ def _blocks(
 
 def _load_group(column: str, path: Path, group: int) -> pa.ChunkedArray:
     try:
-        # A handle of its own: one ParquetFile must not be read by two threads.
+        # A separate handle: one ParquetFile must not be read by two threads.
         with pq.ParquetFile(path) as file:
             return file.read_row_group(group, columns=[column])[column]
     except (pa.ArrowException, OSError) as fault:

@@ -1,9 +1,9 @@
-"""Who gets which image: partitions of labelled images among clients, and each client's splits.
+"""Partitions of labelled examples among clients, and each client's splits.
 
 Every function draws from a `numpy.random.RandomState`. That legacy generator is chosen on
-purpose: NumPy has frozen its streams for ever, so a seed names the same partition on every
-version, and it is the generator of PFLlib (TsingZ0/PFLlib, dataset_utils.py), whose partition
-`dirichlet(..., balanced=True)` reproduces index by index.
+purpose: NumPy has frozen its streams, so a seed gives the same partition on every version, and it
+is the generator of PFLlib (TsingZ0/PFLlib, dataset_utils.py), whose partition `dirichlet(...,
+balanced=True)` reproduces index by index.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from pfedseq.errors import InputError
 
 Indices = NDArray[np.int64]
 MAX_DRAWS = 1000
-"""Dirichlet draws tried before a partition is called impossible."""
+"""Dirichlet draws tried before giving up."""
 
 
 def pfllib_min_samples(num_images: int, num_clients: int) -> int:
@@ -94,7 +94,7 @@ def _draw_dirichlet(
 
 
 def iid(labels: NDArray[np.int64], num_clients: int, rng: np.random.RandomState) -> list[Indices]:
-    """Deal each class's shuffled examples in turn: sizes and class counts differ by at most one."""
+    """Deal each class's shuffled examples in turn; sizes and class counts differ by at most one."""
     _check_client_count(len(labels), num_clients)
     by_class = []
     for label in np.unique(labels):
@@ -155,7 +155,7 @@ def by_owner(
     pieces: int = 1,
     groups: NDArray[np.int64] | None = None,
 ) -> list[tuple[int, int, Indices]]:
-    """The data's own clients, as (owner, piece, images), in the order of the owners' numbers.
+    """The natural clients, as (owner, piece, images), in order of owner number.
 
     `num_owners` keeps the owners with the most images (the lower number first among equals);
     `pieces` cuts every owner's shuffled images into so many clients of equal size, or, where there

@@ -1,4 +1,4 @@
-"""Prepared images: where a config's store lies, when it must be made, and making it."""
+"""Prepared images: locating, updating and creating a config's store."""
 
 import hashlib
 import json
@@ -26,12 +26,12 @@ from pfedseq.data.store_writer import write_store
 from pfedseq.errors import InputError
 
 AUTOMATIC_BYTES = 2 * 10**9
-"""A run makes a store of up to this size by itself; a larger one is asked for explicitly."""
+"""A run creates a store up to this size automatically; a larger one must be requested."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A finished store, for people."""
+    """Facts about a finished store."""
 
     folder: Path
     num_images: int
@@ -39,7 +39,7 @@ class Prepared:
     owner_names: tuple[str, ...]
     num_bytes: int
     notes: tuple[str, ...]
-    """What to know, such as that the source is a part of the full data set."""
+    """Remarks, such as that the source is a part of the full data set."""
 
 
 def prepare_data(
@@ -47,18 +47,18 @@ def prepare_data(
 ) -> Prepared:
     """Read, verify and store the images of a data set; without a source, fetch it from the hub.
 
-    A store that is already there is verified against its checksum and kept. `said_with` is the
+    An existing store is verified against its checksum and kept. `said_with` is the
     option or config key that the source was given with, for messages.
     """
     if config.name == "digits":
         raise InputError("digits need no preparing: they come with scikit-learn")
     if config.name == "text":
-        raise InputError("texts need no preparing: a run reads them as they are")
+        raise InputError("texts need no preparing: a run reads them directly")
     hub_id = DATA_SETS[config.name].hub_id
     source = config.source or hub_id
     if source is None:
         raise InputError(
-            f"{config.name} cannot be fetched: give its place with --from "
+            f"{config.name} cannot be downloaded: give its location with --from "
             f"({DATA_SETS[config.name].formats})"
         )
     location = locate(source, said_with)
@@ -86,7 +86,7 @@ def describe_store(folder: Path) -> Prepared:
 
 
 def prepared_images(config: DataConfig, report: Report = silent) -> ImageSet:
-    """Open a data set's store, making it first if its source is here and it is not too large."""
+    """Open a data set's store, creating it first if the source is available and not too large."""
     if config.source is None:
         return _opened(config, _only_store(config), report)
     location = _locate_or_remember(config)
@@ -102,7 +102,7 @@ def prepared_images(config: DataConfig, report: Report = silent) -> ImageSet:
 
 
 def _opened(config: DataConfig, folder: Path, report: Report) -> ImageSet:
-    """A finished store, with the hashes by which a stratified split knows copies."""
+    """A finished store, with the hashes that stratified splits need to detect copies."""
     images = replace(open_store(folder), window=config.window)
     if config.split != "stratified":
         return images
@@ -124,7 +124,7 @@ def _make(
     if limit is not None and num_bytes > limit:
         raise InputError(
             f"{_ask_to_prepare(config)} (it takes {words.size(num_bytes)}; a run prepares up to "
-            f"{words.size(limit)} by itself)"
+            f"{words.size(limit)} automatically)"
         )
     write_store(
         source,
@@ -138,7 +138,7 @@ def _make(
 
 
 def _locate_or_remember(config: DataConfig) -> Location:
-    """A source that has been deleted since it was prepared still names its store."""
+    """Locate the source; one deleted since preparation still identifies its store."""
     assert config.source is not None
     path = Path(os.path.realpath(Path(config.source).expanduser()))
     remembered = Location(path, None)
@@ -148,14 +148,14 @@ def _locate_or_remember(config: DataConfig) -> Location:
 
 
 def _fingerprint(config: DataConfig, location: Location) -> str:
-    """A user's own images may be edited in place; published ones come and go as a whole."""
+    """Checks every file of a user's own images, which may be edited in place."""
     if config.name == "table":
         return file_table.fingerprint(config, location)
     return location.fingerprint(every_image=config.name == "folder")
 
 
 def _is_current(config: DataConfig, folder: Path, location: Location) -> bool:
-    """Whether the store is there and its source has not changed (or is gone)."""
+    """Whether the store exists and its source is unchanged or gone."""
     if not is_finished(folder):
         return False
     if location.path is not None and not location.path.exists():
@@ -164,7 +164,7 @@ def _is_current(config: DataConfig, folder: Path, location: Location) -> bool:
 
 
 def store_root(config: DataConfig) -> Path:
-    """The folder that all prepared images of a config lie in."""
+    """The folder of all prepared images of a config."""
     return (config.store or default_store()).expanduser() / "images"
 
 

@@ -1,4 +1,4 @@
-"""Which images a run was made on and who held which: kept with its results, and compared later."""
+"""A record of a run's images and partition, stored with its results and compared on resuming."""
 
 import hashlib
 from collections.abc import Mapping
@@ -45,22 +45,22 @@ def data_record(data: FederatedData) -> DataRecord:
 
 
 def train_count(client: Mapping[str, Any]) -> int:
-    """|D_i| of a client in a record; of a federation's site only the count is known."""
+    """|D_i| of a client in a record; only the count is known for a federation's site."""
     train = client["train"]
     return train if isinstance(train, int) else len(train)
 
 
 def difference(then: DataRecord, now: DataRecord, *, division: bool = True) -> str | None:
-    """What is not as it was, as the end of a sentence; None where the data are the same.
+    """The first difference, as the end of a sentence; None if the data are the same.
 
-    Without `division` only the images are compared, not who holds which.
+    Without `division` only the images are compared, not the partition.
     """
     unit = then.get("unit", "image")
     if then["num_images"] != now["num_images"]:
         return f"{count(then['num_images'], unit)} then, {now['num_images']:,} now"
     for key, sentence in (
-        ("class_names", "the classes have other names"),
-        ("labels_sha256", f"some {unit}s have another label"),
+        ("class_names", "the classes have different names"),
+        ("labels_sha256", f"some {unit}s have a different label"),
         ("images_sha256", f"some {unit}s have changed"),
     ):
         if then.get(key) != now.get(key):
@@ -77,7 +77,7 @@ def _other_division(then: list[Any], now: list[Any], unit: str) -> str | None:
     for before, after in zip(then, now, strict=True):
         for split, called in SPLITS.items():
             if before[split] != after[split]:
-                return f"the client {before['name']} has other {called} {unit}s"
+                return f"the client {before['name']} has different {called} {unit}s"
     return None
 
 

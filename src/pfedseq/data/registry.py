@@ -1,4 +1,4 @@
-"""The data sets that pfedseq can read: what they are, and how each is opened."""
+"""The data sets that pfedseq can read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,19 +20,19 @@ class DataSet:
 
     name: str
     summary: str
-    """One line for people."""
+    """A one-line description."""
     formats: str
-    """What `data.source` may be."""
+    """Accepted kinds of `data.source`."""
     open: Callable[[DataConfig, Location], Source] | None
-    """How it is read; digits come with scikit-learn and need no reading."""
+    """The function that opens it; None for digits, which come with scikit-learn."""
     hub_id: str | None = None
-    """Where it is fetched from when no source is given."""
+    """Hub id to download from if no source is given."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What a bare `data.name` means: the paper's Section 5.1 and Appendix B for its four."""
+    """Default options; for the paper's four data sets, from Section 5.1 and Appendix B."""
     unit: str = "image"
-    """What one example is called."""
+    """The word for one example."""
     published: bool = False
-    """Everybody's images: prepared at the paper's size where only the name is given."""
+    """A published data set, prepared at the paper's size if only the name is given."""
 
 
 def _open_hub(config: DataConfig, location: Location) -> Source:
@@ -130,14 +130,14 @@ _BUILT_IN = (
     DataSet(
         "table",
         "your own image files, listed in a table: file_name, label, site[, group, split]",
-        "CSV, TSV or parquet file; file names count from its folder",
+        "CSV, TSV or parquet file; file names are relative to its folder",
         open_file_table,
         defaults={"partition": "owners"},
     ),
     DataSet(
         "arrays",
-        "images that a Python program gives: pfedseq.run(config, out, data={...})",
-        "nothing: arrays, PIL images or torch data sets, in Python alone",
+        "images passed from Python: pfedseq.run(config, out, data={...})",
+        "none: arrays, PIL images or torch data sets, from Python only",
         None,
         defaults={"partition": "owners"},
     ),
@@ -151,4 +151,4 @@ _BUILT_IN = (
     ),
 )
 DATA_SETS = Registry("data set", "pfedseq.datasets", DataSet, _BUILT_IN)
-"""Every data set by name; those from outside come last."""
+"""Every data set by name; plug-ins come last."""

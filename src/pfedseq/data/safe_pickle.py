@@ -18,7 +18,7 @@ from pfedseq.errors import InputError
 
 
 class _Refused(Exception):
-    """The pickle wants something that plain data never needs."""
+    """The pickle requires something that plain data never needs."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _known_global(module: str, name: str) -> _Global:
 
 
 def _call(function: Any, arguments: Any) -> Any:
-    """What a known global would return; nothing is really called."""
+    """The result of a known global; nothing is really called."""
     if function in _RECONSTRUCT and arguments[0] == _NDARRAY:
         return _Array()
     if function == _DTYPE:
@@ -217,7 +217,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 class _Finisher:
-    """Swaps finished arrays in for their builders, and lets nothing but plain data through.
+    """Replaces builders by finished arrays and accepts only plain data.
 
     Each container is visited once, however often the pickle refers to it, and one that contains
     itself is refused: a small pickle cannot make a huge or endless walk.

@@ -1,4 +1,4 @@
-"""A data set as it lies on disk: what every image is, and how to read it, block by block."""
+"""A data set on disk: labels of all images, and how to read them block by block."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +15,10 @@ BLOCK_SIZE = 256
 """Images per block: the unit of parallel work, of progress and of resuming."""
 
 RawImage = tuple[str, bytes | NDArray[np.uint8] | InputError]
-"""Where an image is (for messages), and an encoded file, decoded (height, width, 3) pixels, or why
-this one image cannot be read though its neighbours can."""
+"""An image's location (for messages), and its file, its pixels (height, width, 3) or a reason.
+
+The file is encoded; a reason says why this image cannot be read.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,21 +39,21 @@ class Source:
     class_names: tuple[str, ...]
     blocks: tuple[Block, ...]
     owners: NDArray[np.int64] | None = None
-    """(n,) the natural client of each image, where the data names one."""
+    """(n,) the natural client of each image, if the data names one."""
     owner_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None
-    """(n,) the source's own test images, where it has any."""
+    """(n,) the source's own test images, if any."""
     groups: NDArray[np.int64] | None = None
-    """(n,) what each image belongs together with, where the data names it."""
+    """(n,) the group of each image, if the data names one."""
     is_validation: NDArray[np.bool_] | None = None
-    """(n,) the source's own validation images, where it has test images beside them."""
+    """(n,) the source's own validation images, if it also has test images."""
     notes: tuple[str, ...] = ()
-    """What a user should know, such as that this is a part of the full data set."""
+    """Remarks for the user, such as that this is a part of the full data set."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One image that a loader has found, before the names become numbers."""
+    """One image found by a loader, before names are turned into numbers."""
 
     member: str
     label: str
@@ -62,7 +64,7 @@ class Entry:
 
 
 class Files(Protocol):
-    """Files by name: a `FileTree`, or whatever else reads from several threads."""
+    """Files by name, readable from several threads, such as a `FileTree`."""
 
     def read(self, name: str) -> bytes:
         """The bytes of one file; raises InputError where it cannot be read."""
@@ -102,10 +104,10 @@ def source_of_files(
 
 
 def number_groups(named: Sequence[tuple[str, str]]) -> NDArray[np.int64] | None:
-    """(n,) a number for each (owner, group); None where no group has a name.
+    """(n,) a number for each (owner, group); None if no group has a name.
 
-    Groups of two owners are two: every hospital has a patient 1. An example whose group has no
-    name is a group of its own.
+    Groups of different owners differ: every hospital has a patient 1. An example without a group
+    name forms its own group.
     """
     if not any(group for _, group in named):
         return None
@@ -121,7 +123,7 @@ VALIDATION_SPLITS = ("valid", "validation", "val", "dev")
 def split_roles(splits: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
     """(is test, is validation) of rows by the name of their split.
 
-    Where no split is called `test`, the validation split takes its place.
+    If no split is called `test`, the validation split is used instead.
     """
     names = np.char.lower(np.asarray(splits, dtype=np.str_))
     test, validation = np.isin(names, TEST_SPLITS), np.isin(names, VALIDATION_SPLITS)
@@ -151,8 +153,8 @@ def compare_with_full(
 ) -> Source:
     """Check the images per class (or per owner) against the published data set.
 
-    A part of the data set is accepted and says so in `notes`; more images than were ever
-    published mean a wrong or doubled source, and are refused.
+    A part of the data set is accepted with a remark in `notes`; more images than were published
+    indicate a wrong or duplicated source and are refused.
     """
     numbers, names = (
         (source.labels, source.class_names)
@@ -166,7 +168,7 @@ def compare_with_full(
         worst = int(np.argmax(found - full))
         raise InputError(
             f"{where} has {found[worst]} images of {by} {names[worst]!r}, but {source.name} has "
-            f"only {full[worst]}: look for copies or a wrong folder"
+            f"only {full[worst]}: check for copies or a wrong folder"
         )
     if found.sum() == full.sum():
         return source

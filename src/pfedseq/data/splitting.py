@@ -1,6 +1,6 @@
-"""Stratified splits: every class on both sides, and what belongs together on one side.
+"""Stratified splits: every class on both sides, and groups kept on one side.
 
-A *unit* is what must not be torn apart: the examples of one group (a patient, a subject), copies of
+A *unit* must not be split: the examples of one group (a patient, a subject), copies of
 one example, or, mostly, a single example. Its *stratum* is the rarest of its classes. Test units
 are drawn stratum by stratum, then validation units out of the rest.
 """
@@ -26,7 +26,7 @@ def split_stratified(
     validation_fraction: float,
     units: Indices | None = None,
 ) -> ClientData:
-    """One client's splits; `units` (as long as `members`) numbers what stays together.
+    """One client's splits; `units` (as long as `members`) numbers the units that stay together.
 
     n − ⌊train_fraction · n⌋ examples are for testing, spread over the classes in proportion, and
     at least one unit of every stratum that has two. `validation_fraction` of the rest is for
@@ -88,7 +88,7 @@ class _Pool:
         holders = {int(label): len(np.unique(unit_of[own == label])) for label in np.unique(own)}
         by_rarity = sorted(holders, key=lambda label: (-holders[label], label))
         strata = np.zeros(num_units, dtype=np.int64)
-        for label in by_rarity:  # the rarest class is written last
+        for label in by_rarity:  # the rarest class is assigned last
             strata[unit_of[own == label]] = label
         return cls(members, unit_of.astype(np.int64), strata)
 
@@ -97,8 +97,8 @@ class _Pool:
     ) -> tuple["_Pool", "_Pool"]:
         """(held out, rest): about `target` examples, spread over the strata in proportion.
 
-        Of a stratum with several units `at_least` so many examples are held out, and `stay` units
-        stay, or one where there are but two.
+        From a stratum with several units at least `at_least` examples are held out, and `stay`
+        units remain, or one if there are only two.
         """
         sizes = np.bincount(self.unit_of, minlength=len(self.strata))
         strata = [rng.permutation(np.flatnonzero(self.strata == s)) for s in np.unique(self.strata)]
@@ -125,7 +125,7 @@ def _quotas(
     at_least: int,
     rng: np.random.RandomState,
 ) -> list[int]:
-    """How many examples to hold out of each stratum, by largest remainders; one unit stays."""
+    """How many examples to hold out of each stratum, by largest remainders; one unit remains."""
     totals = np.array([sizes[units].sum() for units in strata])
     most = np.array([s - 1 if len(u) > 1 else 0 for s, u in zip(totals, strata, strict=True)])
     shares = target * totals / max(1, totals.sum())
@@ -139,7 +139,7 @@ def _quotas(
 
 
 def _nearest(units: Indices, sizes: Indices, quota: int, stay: int) -> list[int]:
-    """Units in order, each taken if it brings the sum nearer to `quota`; one at least."""
+    """Take units in order if they bring the sum closer to `quota`; at least one."""
     most = max(1, len(units) - stay) if len(units) > 1 and quota > 0 else 0
     taken: list[int] = []
     total = 0
@@ -153,7 +153,7 @@ def _nearest(units: Indices, sizes: Indices, quota: int, stay: int) -> list[int]
 
 
 def join_units(*partitions: Indices) -> Indices:
-    """The finest units that tear none of several partitions of the same examples apart (n,)."""
+    """The finest units (n,) that respect several groupings of the same examples."""
     parent = list(range(len(partitions[0])))
 
     def root(i: int) -> int:

@@ -34,15 +34,15 @@ from pfedseq.words import count, size
 
 @dataclass(frozen=True)
 class _BlockResult:
-    """What came of one block; a line of the journal."""
+    """The result of one block; a line of the journal."""
 
     crc: int
     deep: int
     """Images of more than 8 bits, which were rescaled."""
     paged: int
-    """TIFFs of several pages, of which the first was taken."""
+    """Images with several pages, of which the first was taken."""
     unreadable: tuple[tuple[int, str], ...]
-    """Places within the block that could not be filled, and why."""
+    """Positions in the block that could not be filled, and why."""
 
 
 def write_store(
@@ -57,7 +57,7 @@ def write_store(
 ) -> None:
     """Decode all images of a source into a new store at `folder`, with all cores.
 
-    `origin` says where the images come from; a half-made store of the same origin is continued.
+    `origin` describes the source; an unfinished store of the same origin is continued.
     Images that cannot be read are an error that names all of them, or are left out and recorded.
     """
     workplace = folder.with_name(folder.name + ".partial")
@@ -105,7 +105,7 @@ def _refusal(reasons: list[str], num_images: int) -> InputError:
 def _notes(
     results: dict[int, _BlockResult], unreadable: dict[int, str], window: Window | None
 ) -> list[str]:
-    """What was done to images that a user should know."""
+    """Remarks for the user about conversions and images left out."""
     notes = []
     if unreadable:
         notes.append(
@@ -128,7 +128,7 @@ def _notes(
 
 
 def _leave_out(source: Source, workplace: Path, unreadable: list[int]) -> Source:
-    """The source without some images; the pixels that stay move up in `images.npy`."""
+    """The source without some images; the remaining pixels move up in `images.npy`."""
     kept = np.delete(np.arange(len(source.labels)), unreadable)
     old = np.load(workplace / "images.npy", mmap_mode="r")
     shape = (len(kept), *old.shape[1:])
@@ -151,7 +151,7 @@ def _leave_out(source: Source, workplace: Path, unreadable: list[int]) -> Source
 def _start_or_continue(
     workplace: Path, plan: dict[str, Any], source: Source, image_size: int
 ) -> dict[int, _BlockResult]:
-    """Make the working folder, or find in one of the same plan the blocks that are done."""
+    """Create the working folder, or find the finished blocks in one with the same plan."""
     plan_text = json.dumps(plan, sort_keys=True)
     plan_file = workplace / "plan.json"
     if plan_file.is_file() and plan_file.read_text(encoding="utf-8") == plan_text:
@@ -170,7 +170,7 @@ def _start_or_continue(
             )
         shape = (len(source.labels), 3, image_size, image_size)
         np.lib.format.open_memmap(workplace / "images.npy", "w+", np.uint8, shape)
-        if hasattr(os, "posix_fallocate"):  # a full disk shows now, not as a crash in the map
+        if hasattr(os, "posix_fallocate"):  # detects a full disk now
             with (workplace / "images.npy").open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         plan_file.write_text(plan_text, encoding="utf-8")
@@ -181,7 +181,7 @@ def _start_or_continue(
 
 
 def _verified_blocks(source: Source, workplace: Path) -> dict[int, _BlockResult]:
-    """The journal's blocks whose pixels are really on disk (a crash may have lost some)."""
+    """The journal's blocks whose pixels really are on disk (a crash may have lost some)."""
     images = np.load(workplace / "images.npy", mmap_mode="r")
     places = _places(source)
     done = {}
@@ -291,7 +291,7 @@ def _finish(
 
 
 def _publish(workplace: Path, folder: Path) -> None:
-    """Give the whole store its name; an older one of that name steps aside first."""
+    """Rename the complete store, after moving an older one of that name aside."""
     if folder.exists():
         outdated = folder.with_name(folder.name + ".old")
         shutil.rmtree(outdated, ignore_errors=True)

@@ -25,9 +25,9 @@ class SyntheticClasses:
 
     Labels 0 … G−1 are glyphs, then S shapes, then T textures. What varies within a class is what
     varies between two people's handwriting: position, size, slant, a smooth deformation, stroke
-    width, sharpness, contrast, tint and noise. Polarity is *not* varied (ink is brighter than its
-    ground) and turns stay under MAX_TURN, so that a client with an unusual scanner is something
-    an adapter has to learn.
+    width, sharpness, contrast, tint and noise. Polarity is *not* varied (ink is brighter than the
+    background) and rotations stay under MAX_TURN, so that an adapter has to learn a client's
+    unusual scanner.
     """
 
     def __init__(self, seed: int, glyphs: int = 256, shapes: int = 64, textures: int = 64) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedseq.data.parquet import Column, Table
+from pfedseq.data.parquet import Table, TableColumn
 from pfedseq.data.source import Source, number_groups, split_roles
 from pfedseq.errors import InputError
 
@@ -77,7 +77,7 @@ def source_of_table(
 
 
 def _choose(table: Table, wanted: str | None, found: Sequence[str], role: str) -> str:
-    """The column that the config names, or the only one that can be meant."""
+    """The column named in the config, or the only candidate."""
     known = (*table.image_columns, *table.columns)
     if wanted is not None:
         if wanted not in known or (role == "image") != (wanted in table.image_columns):
@@ -102,7 +102,7 @@ def _numbered(
     table: Table, name: str, published: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """A column as numbers 0 ... n - 1 and their names."""
-    column: Column = table.columns[name]
+    column: TableColumn = table.columns[name]
     if column.values.dtype.kind == "U":
         known = tuple(published or np.unique(column.values).tolist())
         strange = np.flatnonzero(~np.isin(column.values, known))

@@ -20,7 +20,7 @@ from pfedseq.errors import InputError
 
 
 class Example(NamedTuple):
-    """One text and what is said of it; '' where nothing is."""
+    """One text with its label, client, group and split; '' if unknown."""
 
     text: str
     label: str

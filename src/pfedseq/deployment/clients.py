@@ -1,4 +1,4 @@
-"""The server's side of the Flower engine: finds the sites, asks them, and waits as long as it may.
+"""The server's side of the Flower engine: asks the sites, and waits as long as it may.
 
 A site is known by its name, never by its node's number, which changes when it restarts. Messages
 are sent again where a node has come back since; replies are found by the message they answer, in
@@ -10,55 +10,29 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from flwr.app import Message
 
-from pfedseq.deployment.audit import Note, no_note
 from pfedseq.deployment.envelope import Envelope
 from pfedseq.deployment.ledger import Ledger
-from pfedseq.deployment.messages import Card, Request, read_reply
+from pfedseq.deployment.messages import Request, read_reply
+from pfedseq.deployment.posting import BY_ITSELF, CRASHED, Node, failure, pull, push
+from pfedseq.deployment.roll import Roll
 from pfedseq.errors import InputError
-from pfedseq.federation import Client, Hello, Reply, Tensors
+from pfedseq.federation import Client, Reply, Tensors
 
-HELLO_SECONDS = 120.0
-"""How long a node that just appeared may take to say who it is."""
 LONGEST_PAUSE = 0.5
 """Seconds between two looks for answers; the first come sooner."""
 LOOK_SECONDS = 3.0
 """How often it is looked who is there while answers are awaited."""
 CRASHES = 3
 """How often a message is sent again to a site whose client was killed over it."""
-_RAISED, _NOT_LOADED = 2, 1
-"""Flower's error codes for a client that failed by itself: sending again would not help."""
-_CRASHED = 8
-_FLOWER_WRAPPING = re.compile(r"^<class '[\w.]+'>:<'(.*)'>$", re.DOTALL)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Node:
-    """One start of a site's node; a restarted one is another, even under the same number."""
-
-    number: int
-    activated: str
-    name: str
-    """As registered; empty where nodes need not be."""
-
-
-@dataclass(frozen=True)
-class Guest:
-    """A site that has said hello, and the node it is at."""
-
-    node: Node
-    card: Card
-    hello: Hello
 
 
 @dataclass
@@ -72,167 +46,6 @@ class _Asked:
     latest: dict[int, str] = field(default_factory=dict)
     crashes: dict[int, int] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-
-
-class Roll:
-    """The sites that are there, by name; `members` are those of a run that has begun before.
-
-    Once a run has begun, `admit` is asked about sites that come later; it raises InputError where
-    one is not let in.
-    """
-
-    def __init__(
-        self,
-        grid: Any,
-        request: Request,
-        pause: float = 0.3,
-        members: Mapping[str, Hello] | None = None,
-        admit: Callable[[Guest], None] | None = None,
-        note: Note = no_note,
-    ) -> None:
-        self.grid, self.request, self.pause, self.note = grid, request, pause, note
-        self.check: Callable[[Guest], None] = lambda guest: None
-        """Asked about a member that has come back; raises InputError where it is not taken back."""
-        self.problems: dict[str, str] = {}
-        """Why a site was not let in or could not answer, by its name, until it does."""
-        self.admit = admit or _nobody
-        self.guests: dict[str, Guest] = {}
-        self.strangers: dict[str, Guest] = {}
-        """Sites that have said hello after the run began, and wait for the next round."""
-        self.members = None if members is None else dict(members)
-        """The sites of the run; the order is that of their numbers. None before it has begun."""
-        self._asked: dict[Node, tuple[str, float]] = {}
-        self._known: set[Node] = set()
-        self._refused: list[str] = []
-
-    def gather(self, expected: int, seconds: float, tell: Callable[[str], None]) -> None:
-        """Wait until `expected` sites have said hello; those that come later are strangers.
-
-        Of a run that has begun before, any of its sites will do to go on.
-        """
-        deadline, told = time.monotonic() + seconds, -1
-        while len(self.guests) < expected and (in_time := time.monotonic() < deadline):
-            self.look()
-            if self._refused and self.members is None:
-                raise InputError(self._refused[0])
-            if len(self.guests) != told:
-                told = len(self.guests)
-                there = f": {', '.join(self.names())}" if told else ""
-                tell(f"{told} of {expected} sites have said hello{there}")
-            if len(self.guests) < expected:
-                time.sleep(self.pause)
-        if not in_time and (self.members is None or not self.guests):
-            raise InputError(
-                f"only {len(self.guests)} of {expected} sites said hello within {seconds:g} "
-                f"seconds ({', '.join(self.names()) or 'none'}): are the others' SuperNodes "
-                "running? (flower.sites, flower.start_seconds)"
-            )
-        if self.members is None:
-            self.members = {name: self.guests[name].hello for name in self.names()}
-
-    def names(self) -> list[str]:
-        """Those that have said hello, in order."""
-        return in_order(self.guests)
-
-    def look(self) -> dict[str, Node]:
-        """The nodes that are online now, by site; who is new is asked for its name."""
-        online = {
-            Node(info.node_id, info.last_activated_at, info.name)
-            for info in self.grid.get_nodes()
-            if info.status in ("", "online")
-        }
-        now = time.monotonic()
-        strangers = [
-            node
-            for node in sorted(online - self._known, key=lambda node: node.number)
-            if node not in self._asked or now - self._asked[node][1] > HELLO_SECONDS
-        ]
-        contents = [(node, self.request.envelope({})) for node in strangers]
-        ids = push(self.grid, self.request, contents, HELLO_SECONDS)
-        self._asked |= {n: (m, now) for n, m in zip(strangers, ids, strict=True) if m}
-        self._listen(online)
-        return {name: guest.node for name, guest in self.guests.items() if guest.node in online}
-
-    def _listen(self, online: set[Node]) -> None:
-        by_message = {message: node for node, (message, _) in self._asked.items()}
-        for reply in pull(self.grid, by_message):
-            node = by_message[reply.metadata.reply_to_message_id]
-            del self._asked[node]
-            if reply.has_error():
-                if reply.error.code in (_RAISED, _NOT_LOADED):
-                    self._known.add(node)
-                    self._refuse(f"site {node.name or node.number} failed: {reason(reply)}")
-                continue
-            self._known.add(node)
-            try:
-                said, card = read_reply(Envelope.of_records(reply.content), None)
-                hello = Hello.of(said)
-            except InputError as problem:
-                self._refuse(f"site {node.name or node.number} cannot be understood: {problem}")
-                continue
-            if node.name:
-                card = replace(card, name=node.name)
-            self._welcome(Guest(node, card, hello), online)
-
-    def _welcome(self, guest: Guest, online: set[Node]) -> None:
-        name = guest.card.name
-        holder = self.guests.get(name)
-        if self.members is not None and name not in self.members:
-            self.strangers[name] = guest
-        elif self.members is not None and guest.hello != self.members[name]:
-            self._refuse(
-                f"site {name} has come back with other data than it had: it is not asked until "
-                "it brings back the former, or a new run is begun",
-                name,
-            )
-        elif holder and holder.card.folder != guest.card.folder and holder.node in online:
-            self._refuse(
-                f"two sites are called {name}: give each a --name of its own, or a key that is "
-                "registered under another name",
-                name,
-            )
-        elif holder is None or guest.node.activated >= holder.node.activated:
-            try:
-                self.check(guest)
-            except InputError as problem:
-                self.guests.pop(name, None)
-                self._refuse(str(problem), name)
-                return
-            self.guests[name] = guest
-            self.problems.pop(name, None)
-            card = guest.card
-            about = {"node": guest.node.number, "folder": card.folder, "version": card.version}
-            counts = guest.hello.train_examples, guest.hello.test_examples
-            self.note("joined", name, **about, backbone=card.backbone, examples=counts)
-
-    def let_in(self) -> dict[str, Node]:
-        """The nodes that are online now, by site, strangers that may come in among them."""
-        online = self.look()
-        for name in in_order(self.strangers):
-            guest = self.strangers.pop(name)
-            try:
-                self.admit(guest)
-            except InputError as problem:
-                self._refuse(str(problem), name)
-                continue
-            assert self.members is not None  # nobody is a stranger before
-            self.members[name] = guest.hello
-            self.guests[name] = guest
-            self.note("joined", name, node=guest.node.number, version=guest.card.version)
-            online[name] = guest.node
-        return online
-
-    def _refuse(self, sentence: str, name: str = "") -> None:
-        self._refused.append(sentence)
-        if name:
-            self.problems[name] = sentence
-        self.note("refused", name, reason=sentence)
-        log.warning("%s", sentence)
-
-
-def _nobody(guest: Guest) -> None:
-    """The run is closed to all that come later."""
-    raise InputError(f"site {guest.card.name} was not there when the run began: it is not asked")
 
 
 class FlowerClients:
@@ -368,50 +181,10 @@ class FlowerClients:
     def _failed(self, i: int, message: Message, asked: _Asked) -> None:
         """Leave out a client that failed by itself; ask again one that was cut off."""
         code = message.error.code
-        if code == _CRASHED:
+        if code == CRASHED:
             asked.crashes[i] = asked.crashes.get(i, 0) + 1
-        if code in (_RAISED, _NOT_LOADED) or asked.crashes.get(i, 0) >= CRASHES:
-            asked.failed[i] = f"site {self.names[i]} failed: {reason(message)}"
+        if code in BY_ITSELF or asked.crashes.get(i, 0) >= CRASHES:
+            asked.failed[i] = f"site {self.names[i]} failed: {failure(message)}"
             asked.waiting.discard(i)
         else:
             asked.sent_to.pop(i, None)
-
-
-def push(
-    grid: Any, request: Request, contents: Sequence[tuple[Node, Envelope]], seconds: float
-) -> list[str | None]:
-    """Send them, valid for `seconds`; the messages' ids in order, None where one was refused."""
-    if not contents:
-        return []
-    evaluations = dict.fromkeys(("evaluate", "evaluate_mean", "assess"), "evaluate")
-    kind = {**evaluations, "hello": "query", "export": "query"}.get(request.step, "train")
-    messages = [  # a list: Flower goes over it twice
-        Message(
-            content.to_records(),
-            node.number,
-            kind,
-            ttl=max(1.0, seconds),
-            group_id=str(request.round),
-        )
-        for node, content in contents
-    ]
-    ids = list(grid.push_messages(messages))
-    return ids if len(ids) == len(messages) else [None] * len(messages)
-
-
-def pull(grid: Any, messages: Iterable[str]) -> list[Message]:
-    """The replies that have come to any of the messages."""
-    ids = list(messages)
-    return list(grid.pull_messages(ids)) if ids else []
-
-
-def reason(message: Message) -> str:
-    """What a failed client said, without Flower's wrapping."""
-    said = str(message.error.reason or f"error {message.error.code}")
-    unwrapped = _FLOWER_WRAPPING.match(said)
-    return unwrapped[1] if unwrapped else said
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Numbers by their value, before names by the alphabet."""
-    return sorted(names, key=lambda n: (not n.isdigit(), int(n) if n.isdigit() else 0, n))

@@ -44,7 +44,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 JOINED = "has joined the federation"
 """In what a node says once the SuperLink has let it in."""
 
-Answer = Callable[[Envelope], Envelope]
+Answering = Callable[[Envelope], Envelope]
 Tell = Callable[[str], None]
 
 
@@ -93,7 +93,7 @@ def read_file(path: Path) -> bytes:
         raise InputError(f"cannot read {path}: {problem.strerror}") from None
 
 
-def run_node(link: Link, name: str, answer: Answer, tell: Tell) -> None:
+def run_node(link: Link, name: str, answer: Answering, tell: Tell) -> None:
     """Answer the server's messages until the process is stopped."""
     with link.connect() as connection:
         number, receive, send, _, _, pull_object, push_object, confirm = connection
@@ -118,7 +118,7 @@ def run_node(link: Link, name: str, answer: Answer, tell: Tell) -> None:
                 _send(reply, run, time.perf_counter() - start, send, push_object)
 
 
-def answered(message: Message, answer: Answer, tell: Tell) -> Message:
+def answered(message: Message, answer: Answering, tell: Tell) -> Message:
     """The reply to a message; where it cannot be answered, the reason in its place."""
     round_, kind = message.metadata.group_id, message.metadata.message_type
     tell(f"round {round_}: asked to {kind}")

@@ -20,9 +20,10 @@ import torch
 from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.record import DataRecord
 from pfedseq.deployment.audit import Audit
-from pfedseq.deployment.clients import FlowerClients, Guest, Roll
+from pfedseq.deployment.clients import FlowerClients
 from pfedseq.deployment.ledger import Ledger
 from pfedseq.deployment.messages import Request
+from pfedseq.deployment.roll import Guest, Roll
 from pfedseq.deployment.status import StatusFile
 from pfedseq.engines.states import ClientStates
 from pfedseq.errors import InputError

@@ -25,7 +25,7 @@ from pfedseq.deployment.envelope import Envelope
 from pfedseq.deployment.ledger import Version, read_stamp, stamp
 from pfedseq.deployment.messages import Card, Request
 from pfedseq.engines.answer import answer
-from pfedseq.engines.payload import Precision
+from pfedseq.engines.payload import PayloadKind
 from pfedseq.engines.privacy import Privacy
 from pfedseq.engines.states import encode_state
 from pfedseq.engines.wire import decode
@@ -46,7 +46,7 @@ class Equipment:
     """Checksum of the frozen weights, where the site is asked who it is."""
     version: str
     """Of pfedseq."""
-    payload: Precision = "float32"
+    payload: PayloadKind = "float32"
     """How tensors are sent up."""
     privacy: Privacy | None = None
     """What is done to updates before they leave."""

@@ -1,20 +1,20 @@
-"""One message, one client: all that happens at a client, in every engine."""
+"""Answering one message at one client, the same in every engine."""
 
 from __future__ import annotations
 
-from pfedseq.engines.payload import Precision, bases, pack, take_residuals
+from pfedseq.engines.payload import PayloadKind, bases, pack, take_residuals
 from pfedseq.engines.privacy import Privacy
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
 from pfedseq.training.moments import give_moments, take_moments
 
 ALIGNMENT = 64
-"""Bytes: where PyTorch lets its own tensors begin on a CPU."""
+"""Alignment in bytes of PyTorch's own tensors on a CPU."""
 
 DIVERGED = "diverged"
-"""The metric by which a client says that its training went to NaN or infinity."""
+"""Metric by which a client reports that its training diverged to NaN or infinity."""
 ROUND, CLIENT = "answered_round", "answered_client"
-"""The metrics by which a client says what it answers: a message of which round, to whom."""
+"""Metrics that identify the message a reply answers: its round and its client."""
 
 
 def answer(
@@ -26,17 +26,16 @@ def answer(
     t: int,
     i: int,
     down: Tensors,
-    payload: Precision = "float32",
+    payload: PayloadKind = "float32",
     privacy: Privacy | None = None,
 ) -> Reply:
     """Build the client around its data and its memory, and run one of its steps.
 
-    `step` may come out of a message, so it must be one that the client's class lists. What the
-    client remembers is in `state` afterwards. All that passes is contiguous and aligned, whether it
-    came over a wire, out of a file or by a call: a matrix product may round differently on a
-    strided view of the same numbers, or where they begin elsewhere in memory. The reply is made
-    private as `privacy` says, packed for sending as `payload` says, and names the round and the
-    client that were addressed.
+    `step` may come from a message, so it must be one that the client's class lists. The client's
+    memory is in `state` afterwards. All tensors are made contiguous and aligned, whether they came
+    over a wire, from a file or by a call: a matrix product may round differently on a strided view
+    of the same numbers, or at another alignment. The reply is privatised by `privacy`, packed by
+    `payload`, and names the round and the client that were addressed.
     """
     if step not in client.steps:
         raise InputError(
@@ -59,7 +58,7 @@ def answer(
         sent, residuals = pack(step, sent, bases(task.initial, down), payload, residuals)
     state.update(residuals)
     if not all(tensor.isfinite().all() for tensor in (*state.values(), *sent.values())):
-        state.clear()  # as if it had not trained: it starts the next round from sound numbers
+        state.clear()  # as if it had not trained, so that the next round starts from finite numbers
         state.update(before)
         return Reply({}, {DIVERGED: 1.0, ROUND: t, CLIENT: i})
     state.update(in_order(state))
@@ -67,7 +66,7 @@ def answer(
 
 
 def in_order(tensors: Tensors) -> Tensors:
-    """The same numbers without strides, each tensor beginning where PyTorch would put it."""
+    """The same tensors, contiguous and aligned as PyTorch would allocate them."""
     plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
     return {
         name: tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()

@@ -1,61 +1,70 @@
-"""[federation]: who takes part in a round, and what of their updates is believed."""
+"""[federation]: participation, and protection from faulty updates."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from pfedseq.base_config import BaseConfig
-from pfedseq.engines.payload import Precision
+from pfedseq.engines.payload import PayloadKind
 from pfedseq.federation import Aggregation
 
 
 class FederationConfig(BaseConfig):
-    """[federation]: clients that come and go, and protection from bad updates."""
+    """[federation]: joining and leaving clients, and protection from bad updates."""
 
     participation: float = Field(
-        1.0, gt=0, le=1, description="share of the clients that is asked in a round; paper: 1"
+        1.0,
+        gt=0,
+        le=1,
+        description="participation rate: share of the clients asked in a round; paper: 1",
     )
     dropout: float = Field(
-        0.0, ge=0, lt=1, description="chance of a client that is asked to vanish without an answer"
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability that a client drops out of a round without answering",
     )
     late_clients: float = Field(
-        0.0, ge=0, lt=1, description="share of the clients, the last ones, that joins later"
+        0.0, ge=0, lt=1, description="share of the clients that joins later; the last ones in order"
     )
     late_round: int = Field(1, ge=1, description="first round of the late clients")
     leaving_clients: float = Field(
-        0.0, ge=0, lt=1, description="share of the clients, the first ones, that leaves for good"
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the clients that leaves for good; the first ones in order",
     )
-    leaving_round: int = Field(1, ge=1, description="first round without those that leave")
+    leaving_round: int = Field(1, ge=1, description="first round without the leaving clients")
     gone_after: int | None = Field(
         None,
         ge=2,
-        description="rounds without an answer after which a client is taken to have left for good; "
-        "if it comes back, then as a newcomer; default: never",
+        description="rounds without an answer after which a client counts as having left; if it "
+        "returns, it joins as a newcomer; default: never",
     )
     max_update_ratio: float = Field(
         100.0,
         gt=1,
-        description="an update longer than so many times the round's median is refused",
+        description="refuse an update longer than this multiple of the round's median",
     )
     clip_ratio: float | None = Field(
         None,
         gt=0,
-        description="an update longer than so many times the round's median is cut down to that, "
-        "for the mean and for the learner's input; default: none is",
+        description="scale an update down to at most this multiple of the round's median, for the "
+        "mean and for the learner's input; default: no limit",
     )
     aggregation: Aggregation = Field(
         "mean",
-        description="Eq. (1), or in its place, number by number and every client alike, the median "
-        "or the mean without the extremes",
+        description="the weighted mean of Eq. (1), or the coordinate-wise median or trimmed mean "
+        "with equal weights",
     )
-    payload: Precision = Field(
+    payload: PayloadKind = Field(
         "float32",
-        description="how clients send their tensors up: exactly, or rounded to half or a quarter "
-        "of the bytes, with what was rounded off sent in later rounds",
+        description="number format of uploads: exact, or rounded to half or a quarter of the "
+        "bytes with error feedback in later rounds",
     )
-    trim: float = Field(0.1, ge=0, lt=0.5, description="share left out at each end by trimmed_mean")
+    trim: float = Field(0.1, ge=0, lt=0.5, description="share that trimmed_mean drops at each end")
 
     @property
     def members_change(self) -> bool:
-        """Whether clients join or leave for good in the course of a run."""
+        """Whether clients join or leave for good during a run."""
         return bool(self.late_clients or self.leaving_clients or self.gone_after)

@@ -1,9 +1,9 @@
-"""Memory that a pass through the backbone frees is kept for the next pass.
+"""Keep memory that a pass through the backbone frees for the next pass.
 
-A pass frees its activations, some hundred megabytes. The GNU C library hands such blocks back to
-the system at once, and a thread's own heap in pieces of 64 MB; the next pass is given empty pages
-again, one page fault for every 4 kB. With ViT-Ti at 112 pixels and 64 images in a pass that took a
-quarter of the processor's time.
+A pass frees its activations, some hundred megabytes. The GNU C library returns such blocks to the
+system at once, and a thread's own heap in pieces of 64 MB; the next pass gets empty pages again,
+with one page fault per 4 kB. With ViT-Ti at 112 pixels and 64 images in a pass that took a quarter
+of the processor's time.
 """
 
 import ctypes
@@ -11,14 +11,14 @@ import sys
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # of malloc.h
 KEPT = 2**30
-"""Bytes up to which a block comes from the heap, and the heap's free end is not given back."""
+"""Size in bytes up to which blocks come from the heap and its free end is kept."""
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees; to be called before it starts threads that allocate.
+    """Let this process keep freed memory; call it before starting threads that allocate.
 
-    All threads share one heap: blocks of a pass are large and few. Other C libraries, which have no
-    such settings, are left as they are.
+    All threads share one heap: blocks of a pass are large and few. Does nothing with other C
+    libraries, which have no such settings.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

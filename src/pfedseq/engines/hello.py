@@ -1,4 +1,4 @@
-"""Before round 1: the clients say what the server may know of them."""
+"""Before round 1: the clients tell the server what it may know about them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pfedseq.federation import Clients, Hello
 
 
 def introduce(clients: Clients, ids: Sequence[int]) -> tuple[Hello, ...]:
-    """The hellos of clients in their order; refuses silence and classes that differ."""
+    """The clients' hellos in order; refuses missing hellos and differing classes."""
     replies = clients.call("hello", 0, {i: {} for i in ids})
     silent = [i for i in ids if i not in replies]
     if silent:
-        raise InputError(f"no hello came from client {', '.join(map(str, silent))}")
+        raise InputError(f"received no hello from client {', '.join(map(str, silent))}")
     hellos = tuple(Hello.of(replies[i]) for i in ids)
     first = hellos[0].class_names
     for i, hello in zip(ids, hellos, strict=True):

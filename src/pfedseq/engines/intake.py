@@ -1,6 +1,6 @@
-"""The intake: what clients send is metered, unpacked and screened before the server sees it.
+"""The intake: replies are metered, unpacked and screened before the server sees them.
 
-It is the one way from an engine to a server's mathematics, for training and for evaluation alike.
+Every reply passes through it, in training and in evaluation.
 The round continues as if a client whose reply is refused were absent.
 """
 
@@ -22,8 +22,8 @@ EVALUATIONS = ("evaluate", "evaluate_mean", "assess")
 class Intake:
     """A round's clients as a server knows them, by place; implements `federation.Clients`.
 
-    What it counts are the bytes of the tensors as they are sent, those of a serialised message
-    without the header that names them, and seconds.
+    It counts seconds and the bytes of the tensors as sent, without the header of a serialised
+    message.
     """
 
     def __init__(self, roster: Roster) -> None:
@@ -31,9 +31,9 @@ class Intake:
         self.bytes_up = self.bytes_down = 0
         self.client_seconds = self.waiting_seconds = 0.0
         self.answered: set[int] = set()
-        """The numbers of the clients whose training was taken in."""
+        """The numbers of the clients whose update was accepted."""
         self.refused: dict[int, str] = {}
-        """Why, by the number of the client."""
+        """The reason of each refusal, by client number."""
 
     @property
     def ids(self) -> Sequence[int]:
@@ -41,7 +41,7 @@ class Intake:
         return range(len(self.roster.numbers))
 
     def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
-        """All places: within a round they do not change."""
+        """All places; they do not change within a round."""
         return self.ids
 
     def participants(self, t: int) -> Sequence[int]:
@@ -50,7 +50,7 @@ class Intake:
         return [place for place, i in enumerate(self.roster.numbers) if i in asked]
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
-        """Run `step` of the clients at these places; the sound replies by place."""
+        """Run `step` at the clients in these places; return the valid replies by place."""
         numbers, server = self.roster.numbers, self.roster.server
         messages = with_moments(server, step, down)
         sent = {numbers[place]: tensors for place, tensors in messages.items()}
@@ -59,7 +59,7 @@ class Intake:
         return take_moments_in(server, step, replies)
 
     def replies(self, step: str, t: int, down: Tensors | None = None) -> dict[int, Reply]:
-        """All members' sound replies, by number; they are sent `down`, or their own payloads."""
+        """The valid replies of all members, by number; each is sent `down`, or its own payload."""
         server = self.roster.server
         sent = {p: server.payload(p) if down is None else down for p in self.ids}
         return {self.roster.numbers[p]: reply for p, reply in self.call(step, t, sent).items()}
@@ -67,7 +67,7 @@ class Intake:
     def metrics(
         self, step: str, t: int, down: Tensors | None = None
     ) -> dict[int, dict[str, float]]:
-        """The numbers in these replies."""
+        """The metrics of these replies."""
         return {i: dict(reply.metrics) for i, reply in self.replies(step, t, down).items()}
 
     def _metered(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:

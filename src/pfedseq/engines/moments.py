@@ -1,4 +1,4 @@
-"""The exchange of AdamW's second moments, beside whatever a method sends."""
+"""The exchange of AdamW's second moments, alongside a method's own messages."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pfedseq.training.moments import is_moment
 
 
 def with_moments(server: Server, step: str, down: Mapping[int, Tensors]) -> Mapping[int, Tensors]:
-    """The messages with the averages of the last round, where clients train on from them."""
+    """The messages plus the averages of the last round, if clients continue from them."""
     if not server.expected_moments(step):
         return down
     return {place: message | server.moments.tensors for place, message in down.items()}
 
 
 def take_moments_in(server: Server, step: str, replies: dict[int, Reply]) -> dict[int, Reply]:
-    """Average what came with the replies, weighted as the models of Eq. (1); gives the rest.
+    """Average the replies' moments with the weights of Eq. (1); return the other tensors.
 
-    A client that did not answer adds nothing.
+    A client that did not answer is left out.
     """
     expected = server.expected_moments(step)
     if not expected or not replies:

@@ -1,14 +1,14 @@
-"""What clients send up in fewer bytes: float16 or int8, and what was rounded off is sent later.
+"""Compressed uploads: float16 or int8 with error feedback.
 
-At the client a tensor x of a reply is taken as an update u of what it started from: of what the
-server sent under its name, else of φ^0, else of zero (a Δ is an update already). What is sent is
-Q(u + e), where e is what earlier rounds have rounded off, and e ← u + e − Q(u + e) stays in the
+At the client a tensor x of a reply is treated as an update u of its starting value: the tensor that
+the server sent under its name, else φ^0, else zero (a Δ is already an update). The client sends Q(u
++ e), where e is the rounding error of earlier rounds, and e ← u + e − Q(u + e) stays in the
 client's memory (error feedback: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech
-2014). So the sum of all that arrives never differs from the sum of the true updates by more than
+2014). So the sum of the received updates never differs from the sum of the true ones by more than
 one rounding error. Q divides every row (the last dimension) by its own scale and rounds to the
 nearest, so neither tiny nor huge updates are lost.
 
-`answer` packs and `engines/intake.py` unpacks, for all engines alike; no method knows it.
+`answer` packs and `engines/intake.py` unpacks, in all engines; methods are not involved.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch import Tensor
 from pfedseq.federation import Tensors
 from pfedseq.params import Params
 
-Precision = Literal["float32", "float16", "int8"]
+PayloadKind = Literal["float32", "float16", "int8"]
 
 _LARGEST = {"float16": 1.0, "int8": 127.0}
-"""What the largest number of a row becomes."""
+"""The code of the largest number of a row."""
 _TYPES = {"float16": torch.float16, "int8": torch.int8}
 _SCALE = ":scale"
-"""Ends the name of the tensor that holds the scales of another."""
+"""Suffix of the name of a tensor that holds another's scales."""
 _RESIDUAL = "residual:"
-"""Begins the name under which a client's memory keeps what was rounded off."""
+"""Prefix of the names of rounding errors in a client's memory."""
 
 
 def take_residuals(state: Tensors) -> Tensors:
-    """Remove what was rounded off from a client's memory, so that no method sees it."""
+    """Remove the rounding errors from a client's memory, so that no method sees them."""
     return {name: state.pop(name) for name in [n for n in state if n.startswith(_RESIDUAL)]}
 
 
 def pack(
-    step: str, tensors: Tensors, base: Tensors, precision: Precision, residuals: Tensors
+    step: str, tensors: Tensors, base: Tensors, precision: PayloadKind, residuals: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """The tensors as they are sent, and what `residuals` become by that.
+    """The tensors as sent, and the new `residuals`.
 
-    Only float32 is rounded; anything else, such as indices, is sent as it is.
+    Only float32 is rounded; anything else, such as indices, is sent unchanged.
     """
     if precision == "float32":
         return tensors, residuals
@@ -63,7 +63,7 @@ def pack(
 
 
 def unpack(packed: Tensors, base: Tensors) -> Tensors:
-    """The tensors that `pack` was given, rounded; what it cannot have made is left as it is."""
+    """The rounded tensors that `pack` encoded; other tensors are passed through."""
     tensors: Tensors = {}
     for name, tensor in packed.items():
         scale = packed.get(name + _SCALE)
@@ -76,11 +76,11 @@ def unpack(packed: Tensors, base: Tensors) -> Tensors:
 
 
 def bases(initial: Params, down: Tensors) -> Tensors:
-    """What a reply's tensors are updates of, known to the client and to the server."""
+    """The starting values of a reply's tensors, known to client and server."""
     return initial.tensors() | down
 
 
-def _rounded(x: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+def _rounded(x: Tensor, precision: PayloadKind) -> tuple[Tensor, Tensor]:
     """Codes shaped as x, and the scale of each row; a row too small to be divided is all zero."""
     largest = _LARGEST[precision]
     scale = x.abs().amax(-1, keepdim=True) / largest

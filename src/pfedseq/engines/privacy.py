@@ -1,10 +1,10 @@
-"""[privacy]: clients that clip what they send and add noise to it, and what that guarantees.
+"""[privacy]: clipped and noisy updates, and the guarantee they give.
 
-The whole update of a client in a round, all its tensors together, is shortened to the length C and
+The whole update of a client in a round, all its tensors together, is clipped to the length C and
 gets Gaussian noise of standard deviation σ C on every number before it leaves the client. Whoever
 sees all of a client's updates over T rounds, the server included, learns of its data set no more
-than (ε, δ)-differential privacy allows; the unit is the client's data set as a whole. Nothing is
-gained from a round that leaves clients out: the server knows whom it asked.
+than (ε, δ)-differential privacy allows; the unit is the client's data set as a whole. Partial
+participation does not amplify privacy: the server knows whom it asked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ORDERS = (
     + list(range(11, 64))
     + [2**k for k in range(6, 13)]
 )
-"""Of the Rényi divergences among which the accountant takes the best bound."""
+"""Orders of the Rényi divergences among which the accountant takes the best bound."""
 
 
 class PrivacyConfig(BaseConfig):
@@ -36,11 +36,13 @@ class PrivacyConfig(BaseConfig):
     noise: float | None = Field(
         None, gt=0, description="σ, the noise in units of `clip`; default: no noise, no clipping"
     )
-    clip: float = Field(1.0, gt=0, description="C, the longest update that is sent as it is")
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ, chance that the bound ε does not hold")
+    clip: float = Field(1.0, gt=0, description="C, clipping length of an update")
+    delta: float = Field(
+        1e-5, gt=0, lt=1, description="δ, probability that the bound ε does not hold"
+    )
 
     def epsilon(self, rounds: int, *, replace_one: bool = False) -> float | None:
-        """ε of a client's updates over so many rounds; none without noise.
+        """ε of a client's updates over this many rounds; None without noise.
 
         The neighbour of a client's data set is no data at all, which moves an update by C at most;
         with `replace_one` it is any other data set, which moves it by 2 C.
@@ -77,16 +79,16 @@ Draw = Callable[[int, int, Tensors], torch.Generator]
 
 @dataclass(frozen=True)
 class Privacy:
-    """What a client does to an update before it leaves: clips it and adds noise."""
+    """Clips an update and adds noise before it leaves the client."""
 
     config: PrivacyConfig
     draw: Draw
 
     @classmethod
     def simulated(cls, config: PrivacyConfig, seed: int, method: str) -> Privacy | None:
-        """With noise that follows from the run's seed, so that a run can be repeated and resumed.
+        """Noise derived from the run's seed, so that a run can be repeated and resumed.
 
-        It measures what privacy costs, and protects nobody whose server knows the seed.
+        It measures the cost of privacy; it does not protect, since the server knows the seed.
         """
 
         def draw(t: int, i: int, down: Tensors) -> torch.Generator:

@@ -1,10 +1,9 @@
-"""The roster: who is a member of a run, who takes part in a round, who has been silent.
+"""The roster: members of a run, participants of a round, and silent clients.
 
 An engine's clients are numbers that stay theirs for the whole run; a server knows places, the rows
-of what it keeps. A client that leaves for good gives up its place and the rows close ranks; a
-newcomer gets a place behind them. Clients that come and go can be simulated: every choice follows
-from the seed, the round and the client, never from what was asked before, so a run that is
-continued meets the same absences.
+of what it keeps. When a client leaves for good, its row is removed; a newcomer gets a row at
+the end. Joining and leaving can be simulated: every choice follows from the seed, the round and the
+client, never from earlier calls, so a resumed run meets the same absences.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pfedseq.seeding import torch_generator
 
 
 class Change(NamedTuple):
-    """The clients, by number, that join and that leave."""
+    """The numbers of the clients that join and leave."""
 
     joined: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
@@ -34,7 +33,7 @@ class Roster:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """By place, the number of the client that has it."""
+        """The client numbers by place."""
         return self.server.setup.clients
 
     def participants(self, t: int) -> list[int]:
@@ -49,7 +48,7 @@ class Roster:
         return sorted(here[k] for k in order[:count].tolist())
 
     def vanishes(self, t: int, i: int) -> bool:
-        """Whether client i receives in round t and is not heard of until the next one."""
+        """Whether client i receives a message in round t but does not answer."""
         if self.conditions.dropout == 0:
             return False
         draw = torch.rand((), generator=torch_generator(self.server.setup.seed, "dropout", t, i))
@@ -63,11 +62,11 @@ class Roster:
         return self.engine.call(step, t, there)
 
     def take_seats(self, t: int) -> Change:
-        """Before round t: who has left loses its place, and who has come gets one.
+        """Before round t: remove the clients that have left and seat newcomers.
 
-        Who was silent for `gone_after` rounds is taken to have left; if it comes back, then as a
-        newcomer. Who leaves by its own word takes its personal model along. The last ones of all
-        keep their places.
+        A client that was silent for `gone_after` rounds counts as having left; if it returns, it
+        joins as a newcomer. A client that announces its leave takes its personal model along. If
+        all would leave, the last ones keep their places.
         """
         gone_after, seated = self.conditions.gone_after, self.numbers
         silent = dict(zip(seated, self.server.silent_rounds.tolist(), strict=True))
@@ -89,8 +88,8 @@ class Roster:
         return Change(tuple(newcomers), left)
 
     def _members(self, t: int, before: Sequence[int]) -> set[int]:
-        """Who has not left keeps its place; a newcomer gets one when it is first asked."""
-        there = self.engine.members(t, before)  # first of all: it may let in somebody new
+        """Remaining clients keep their places; a newcomer gets one when first asked."""
+        there = self.engine.members(t, before)  # first: it may admit a newcomer
         asked, here = self.participants(t), self._joined(t)
         return {i for i in there if i in asked or (i in before and i in here)}
 
@@ -98,13 +97,13 @@ class Roster:
         return joined(self.engine.ids, t, self.conditions)
 
     def note_silence(self, answered: Collection[int]) -> None:
-        """After a round: who was not heard of in it."""
+        """After a round: record the clients that did not answer."""
         there = torch.tensor([i in answered for i in self.numbers])
         self.server.silent_rounds = torch.where(there, 0, self.server.silent_rounds + 1)
 
 
 def joined(everyone: Sequence[int], t: int, conditions: FederationConfig) -> Sequence[int]:
-    """Those that have joined by round t and not left; at least one."""
+    """Clients that have joined by round t and not left; at least one."""
     late = gone = 0
     if t < conditions.late_round:
         late = round(conditions.late_clients * len(everyone))
@@ -114,5 +113,5 @@ def joined(everyone: Sequence[int], t: int, conditions: FederationConfig) -> Seq
 
 
 def payloads(server: Server) -> dict[int, Tensors]:
-    """What every client that has a place gets now, by its number."""
+    """The current payload of every seated client, by number."""
     return {i: server.payload(place) for place, i in enumerate(server.setup.clients)}

@@ -14,26 +14,26 @@ from pfedseq.federation import Clients, Server
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What a round cost, and what the clients that were evaluated said."""
+    """The cost of a round and the evaluated clients' metrics."""
 
     t: int
     evaluated: Mapping[int, Mapping[str, float]]
-    """Metrics by client; empty where the round went without an evaluation."""
+    """Metrics by client; empty if the round had no evaluation."""
     bytes_up: int
     bytes_down: int
     client_seconds: float
     server_seconds: float
     evaluate_seconds: float
     round_seconds: float = 0.0
-    """By the clock on the wall, all of the above together."""
+    """Wall-clock time of all of the above."""
     answered: tuple[int, ...] = ()
-    """The clients whose training was taken in."""
+    """The clients whose update was accepted."""
     refused: Mapping[int, str] = field(default_factory=dict)
-    """The clients whose replies were not, and why."""
+    """The clients whose replies were refused, and why."""
     server: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """`Server.figures`."""
     members: tuple[int, ...] = ()
-    """The clients that have a place."""
+    """The seated clients."""
     joined: tuple[int, ...] = ()
     """The members that joined before this round."""
     left: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ def run_rounds(
     evaluate_every: int = 1,
     conditions: FederationConfig | None = None,
 ) -> None:
-    """Train over `rounds` (counted from 1), reporting each; evaluate every so many, and the last.
+    """Train over `rounds` (counted from 1), reporting each; evaluate at intervals and in the last.
 
     What a client is evaluated on is what it trains from next, so its download counts once.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with a reply: the questions that `engines/intake.py` asks of each."""
+"""Validation of replies, used by `engines/intake.py`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import torch
 from pfedseq.engines.answer import CLIENT, DIVERGED, ROUND
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.federation import Reply, Tensors
-from pfedseq.measures import ALWAYS, MEASURES
+from pfedseq.measures import MEASURES
 from pfedseq.training.moments import is_moment
 
 _ADVICE = ": its training diverged; lower the learning rate (training.lr)"
 FEWEST_FOR_A_MEDIAN = 3
-"""Of two updates nobody can say which is the absurd one."""
+"""Minimum number of updates for a median: of two, neither can be called the outlier."""
 
 
-SCORES = (*ALWAYS, "examples")
-"""What an evaluation must say of each split."""
+SCORES = ("loss", "examples")
+"""Metrics that every evaluation must report for each split."""
 
 
 ROUNDING = 1e-9
-"""By how much a sum of floating-point numbers may miss its bounds."""
+"""Tolerance for sums of floating-point numbers at their bounds."""
 
 
 def absurd_lengths(
     replies: dict[int, Reply], down: Mapping[int, Tensors], config: FederationConfig
 ) -> dict[int, str]:
-    """Why updates of absurd length are refused; `replies` gets cut ones for those too long."""
+    """Reasons to refuse updates of extreme length; overlong ones in `replies` are scaled down."""
     if len(replies) < FEWEST_FOR_A_MEDIAN:
         return {}
     lengths = {i: _length(reply, down[i]) for i, reply in replies.items()}
@@ -51,11 +51,11 @@ def absurd_lengths(
 
 
 def score_fault(step: str, metrics: Mapping[str, float]) -> str | None:
-    """Why an evaluation cannot enter the record."""
+    """Why an evaluation is refused, or None."""
     wanted = [f"{split}_{name}" for split in ("test", "validation") for name in SCORES]
     for name in wanted if step != "evaluate_mean" else []:
         if name not in metrics:
-            return f"its evaluation does not say its {name}"
+            return f"its evaluation does not report {name}"
     for name, value in metrics.items():
         low, high = _range(name)
         if not low - ROUNDING <= value <= high + ROUNDING:
@@ -64,7 +64,7 @@ def score_fault(step: str, metrics: Mapping[str, float]) -> str | None:
 
 
 def _range(name: str) -> tuple[float, float]:
-    """Between what a metric can lie."""
+    """The range of a metric."""
     measured = re.sub("^(mean_validation|validation|test)_", "", name)
     if measured in MEASURES:
         return MEASURES[measured].bounds
@@ -72,20 +72,20 @@ def _range(name: str) -> tuple[float, float]:
 
 
 def misplaced(reply: Reply, t: int, i: int, down: Mapping[int, Tensors]) -> str | None:
-    """Why a reply, whatever it holds, is none to what client i was sent in round t."""
+    """Why a reply does not answer the message sent to client i in round t, or None."""
     if i not in down:
-        return "it answers a message that it was not sent"
+        return "it answers a message that was not sent to it"
     for what, name, wanted in (("round", ROUND, t), ("client", CLIENT, i)):
         said = reply.metrics.get(name)
         if said is None:
-            return f"it does not say which {what}'s message it answers"
+            return f"it does not name the {what} whose message it answers"
         if said != wanted:
-            return f"it answers a message of {what} {said:g} in place of {wanted}"
+            return f"it answers a message of {what} {said:g} instead of {wanted}"
     return None
 
 
 def fault_of(reply: Reply, expected: Tensors) -> str | None:
-    """Why the content of a reply cannot be used."""
+    """Why the content of a reply is refused, or None."""
     if reply.metrics.get(DIVERGED):
         return "its training diverged; lower the learning rate (training.lr)"
     for name, value in reply.metrics.items():
@@ -98,7 +98,7 @@ def fault_of(reply: Reply, expected: Tensors) -> str | None:
         if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
             return (
                 f"its tensor {name!r} is {_kind(tensor)} where {_kind(like)} is expected: is its "
-                "adapter configured as the server's?"
+                "adapter configured like the server's?"
             )
     for name, tensor in reply.tensors.items():
         if not tensor.isfinite().all():
@@ -111,7 +111,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _update(reply: Reply, down: Tensors) -> Tensors:
-    """What a reply changes in what was sent; a tensor that was not sent counts whole."""
+    """The change from what was sent to a reply; a tensor that was not sent counts as a whole."""
     return {
         name: tensor - down[name] if name in down else tensor
         for name, tensor in reply.tensors.items()

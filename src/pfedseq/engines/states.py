@@ -1,4 +1,4 @@
-"""What clients remember between calls, kept for them by the engine: in memory, or on disk."""
+"""Clients' states between calls, kept by the engine in memory or on disk."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pfedseq.files import write_atomically
 
 
 class ClientStates(Protocol):
-    """The clients' memories, by client; a client that was never put has an empty one."""
+    """States by client; a client that was never stored has an empty one."""
 
     def get(self, i: int) -> Tensors:
-        """A dict of one's own: what is changed in it counts once it is put."""
+        """A copy of the dict; changes take effect with `put`."""
 
     def put(self, i: int, state: Tensors) -> None:
         """Store the state of client i."""
@@ -31,7 +31,7 @@ class MemoryStates:
         self._states: dict[int, Tensors] = {}
 
     def get(self, i: int) -> Tensors:
-        """Client i's memory; the tensors are shared, the dict is not."""
+        """Client i's state; the tensors are shared, the dict is a copy."""
         return dict(self._states.get(i, {}))
 
     def put(self, i: int, state: Tensors) -> None:
@@ -41,10 +41,10 @@ class MemoryStates:
 
 
 class DiskStates:
-    """One safetensors file for each client, for more of them than memory holds.
+    """One safetensors file per client, for federations larger than memory.
 
-    Files of an earlier process are not read: a run goes on from its checkpoint, and what a killed
-    process wrote after that did not happen.
+    Files of an earlier process are not read: a run continues from its checkpoint, and whatever a
+    killed process wrote after that is discarded.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
@@ -59,8 +59,8 @@ class DiskStates:
             tensors: Tensors = load_file(self._file(i), device=str(self.device))
         except (SafetensorError, OSError) as problem:
             raise InputError(
-                f"the memory of client {i} in {self._file(i)} is not readable ({problem}); go on "
-                "from the last checkpoint with `pfedseq resume`"
+                f"the memory of client {i} in {self._file(i)} is not readable ({problem}); "
+                f"continue from the last checkpoint with `pfedseq resume`"
             ) from None
         return tensors
 
@@ -71,7 +71,7 @@ class DiskStates:
             self._present.add(i)
 
     def discard(self) -> None:
-        """Remove the files, once nobody asks any more."""
+        """Remove the files."""
         for i in self._present:
             self._file(i).unlink(missing_ok=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
@@ -83,7 +83,7 @@ class DiskStates:
 
 
 class TrackedStates:
-    """The states of another, and who was put since `changed` was last cleared."""
+    """Wraps another store and records which clients were stored since `changed` was cleared."""
 
     def __init__(self, states: ClientStates) -> None:
         self._states = states
@@ -94,7 +94,7 @@ class TrackedStates:
         return self._states.get(i)
 
     def put(self, i: int, state: Tensors) -> None:
-        """Pass it on, and remember whose it was."""
+        """Store the state and record the client."""
         self._states.put(i, state)
         self.changed.add(i)
 
@@ -102,8 +102,8 @@ class TrackedStates:
 def encode_state(state: Tensors, metadata: dict[str, str] | None = None) -> bytes:
     """Tensors as safetensors bytes.
 
-    Copies: clients may keep the very tensor that the server sent to all of them, and safetensors
-    refuses tensors that share their memory.
+    Copies them first: clients may share the tensor that the server sent to all, and safetensors
+    refuses tensors that share memory.
     """
     plain = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
 """The wire engine: every message and every client's memory becomes bytes and back.
 
-Slower than the in-process engine and equal to it bit for bit; whatever a method shares behind
-the messages' back is lost here, so a difference between the two engines is a bug in the method.
+Slower than the in-process engine and equal to it bit for bit; anything that a method shares
+outside its messages is lost here, so a difference between the two engines is a bug in the method.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def decode(message: bytes, device: torch.device | None = None) -> Reply:
 
 
 class WireClients(LocalClients):
-    """Clients behind bytes: nothing but messages and stored state survives a call."""
+    """Clients behind serialisation: only messages and stored state survive a call."""
 
     def deliver(self, i: int, site: Site, step: str, t: int, down: Tensors) -> Reply:
         """Encode the message, rebuild the client from its stored bytes, encode its reply."""

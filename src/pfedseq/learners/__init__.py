@@ -15,7 +15,7 @@ __all__ = ["LSTMLearner", "LinearLearner", "MLPLearner", "MambaLearner", "Sequen
 
 
 class SequentialLearner(Protocol):
-    """What every architecture offers the server: Eq. (2) for all K layers at once.
+    """The interface of every architecture: Eq. (2) for all K layers at once.
 
     Each is also an `nn.Module`, whose parameters are ψ.
     """
@@ -25,13 +25,13 @@ class SequentialLearner(Protocol):
         ...
 
     def output_weights(self) -> list[Parameter]:
-        """The part of ψ that makes the output of what was read: the last of its layers."""
+        """The weights of the last layer, which emits the calibrations."""
         ...
 
     def sizes(self) -> Sizes:
-        """How many clients it serves, and how many hidden channels of each kind it has for them."""
+        """The number of clients and of hidden channels of each kind."""
         ...
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """What stands along the axes of every parameter, by its name."""
+        """The meaning of each axis of every parameter, by parameter name."""
         ...

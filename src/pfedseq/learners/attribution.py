@@ -1,10 +1,10 @@
-"""Where a calibration came from: which client's updates of which round made ξ_i.
+"""Attribution of calibrations: how much each client's update of each round contributes to ξ_i.
 
 The part of client j's update of round r in ξ_i is gradient × input, ⟨∂f_i/∂Δ_j^r, Δ_j^r⟩, of
-f_i = ⟨ξ_i, ξ_i⁰⟩ / ‖ξ_i⁰‖², where ξ_i⁰ is the calibration as it is: f_i is 1 there, and the parts
-of a learner that is homogeneous in the window (one whose inputs and outputs share their scale) add
-up to 1. It is a linear account of a learner that may not be linear, so beside it stands what
-happens when a client is really left out.
+f_i = ⟨ξ_i, ξ_i⁰⟩ / ‖ξ_i⁰‖², where ξ_i⁰ is the actual calibration: f_i is 1 there, and for a learner
+that is homogeneous in the window (inputs and outputs share their scale) the parts add up to 1. This
+linearises a learner that may not be linear, so the effect of really leaving a client out is
+computed as well.
 """
 
 from collections.abc import Callable
@@ -16,21 +16,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Attribution:
-    """Who made each client's calibration."""
+    """Contributions to each client's calibration."""
 
     parts: Tensor
-    """(N, N, L): of ξ_i, what came from client j's update of each round, oldest first."""
+    """(N, N, L): contribution to ξ_i of client j's update of each round, oldest first."""
     left_out: Tensor
-    """(N, N): how much of ξ_i is gone when client j's updates are zero, 1 − f_i."""
+    """(N, N): the share of ξ_i that is lost when client j's updates are zero, 1 − f_i."""
 
     @property
     def by_client(self) -> Tensor:
-        """(N, N): the parts of all rounds together."""
+        """(N, N): contributions summed over rounds."""
         return self.parts.sum(-1)
 
     @property
     def agreement(self) -> float | None:
-        """Correlation over all pairs of clients of the two accounts; None where one is constant."""
+        """Correlation of the two attributions over pairs of clients; None if one is constant."""
         pair = torch.stack([self.by_client.flatten(), self.left_out.flatten()])
         if pair.shape[1] < 3 or (pair.std(1) < 1e-12).any():
             return None
@@ -38,9 +38,9 @@ class Attribution:
 
 
 def attribute(learner: Callable[[Tensor], Tensor], window: Tensor) -> Attribution:
-    """The account of a learner's calibrations (N, K, D) on a window (K, D, L, N).
+    """Attribute a learner's calibrations (N, K, D) to a window (K, D, L, N).
 
-    A client whose calibration is zero has nothing to account for: its parts are zero.
+    A client whose calibration is zero gets zeros.
     """
     num_clients, length = window.shape[3], window.shape[2]
     inputs = window.detach().clone().requires_grad_()
@@ -54,7 +54,7 @@ def attribute(learner: Callable[[Tensor], Tensor], window: Tensor) -> Attributio
             continue
         f_i = (outputs[i] * directions[i]).sum()
         (slope,) = torch.autograd.grad(f_i, inputs, retain_graph=True)
-        # A row of zeros has no scale, and so no slope: what is not there takes no part.
+        # A row of zeros has no scale and therefore no gradient; leave it out.
         products = torch.where(window != 0, slope * window, 0)
         parts[i] = products.sum((0, 1)).T  # (L, N) → (N, L)
     left_out = window.new_zeros(num_clients, num_clients)

@@ -1,8 +1,8 @@
 """From a window of updates to a calibration: a sequence model between two changes of scale.
 
-Updates are tiny (1e-4 … 1e-2) and their size differs from one adapter parameter to the next. So
+Updates are tiny (1e-4 … 1e-2) and differ in size between adapter parameters. So
 each row of the window, one parameter's updates by all clients, is divided by its root mean square,
-and what the model emits is multiplied by it and by a gain: ξ has the scale of the updates, and the
+and the model's output is multiplied by it and by a gain: ξ has the scale of the updates, and the
 gain lets it grow beyond them at Adam's rate. The measurements behind
 it: docs/explanation/learner.md.
 """
@@ -27,19 +27,19 @@ from pfedseq.learners.running_sums import Past, RunningSums
 from pfedseq.seeding import seeded, torch_generator
 
 SMALLEST_SCALE = 1e-12
-"""Keeps a row of zeros (every client absent or converged) from dividing by zero."""
+"""Avoids division by zero for a row of zeros (every client absent or converged)."""
 
 
 DENSE_UP_TO = 100
 """Clients up to which `mixing = "auto"` is Appendix A's network; its work grows with N²."""
 FEWEST_ROWS = 256
-"""Rows of a layer that `row_share = "auto"` trains on at least."""
+"""Minimum number of rows of a layer that `row_share = "auto"` trains on."""
 
 Mixing = Literal["dense", "pooled"]
 
 
 class LearnerConfig(BaseConfig):
-    """The sequential learner: the paper's options, and those it leaves open."""
+    """Options of the sequential learner, including those that the paper leaves open."""
 
     max_sequence_length: int = Field(
         20, ge=1, description="L, rounds the learner looks back; paper: 20, DomainNet/Omniglot 10"
@@ -57,8 +57,8 @@ class LearnerConfig(BaseConfig):
     )
     row_share: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = Field(
         "auto",
-        description="share of the D adapter parameters, drawn anew each round, on which the "
-        f"learner is trained; paper: 1; auto: 1 up to {DENSE_UP_TO} clients, then fewer",
+        description="share of the D adapter parameters, redrawn each round, on which the learner "
+        f"is trained; paper: 1; auto: 1 up to {DENSE_UP_TO} clients, then fewer",
     )
     state_dim: int = Field(16, ge=1, description="M, Mamba's states; paper: 16 of {4, 8, 16, 32}")
     num_blocks: int = Field(2, ge=1, description="Mamba blocks or LSTM layers; paper: 2")
@@ -72,15 +72,16 @@ class LearnerConfig(BaseConfig):
         "personal",
     ] = Field(
         "none",
-        description="variants A, B and C of the paper's Table 2; the learner never trained; of ξ "
-        "only its mean over clients, or only what differs from it",
+        description="variants A, B and C of the paper's Table 2; the learner never trained "
+        "(frozen); only the mean of ξ over clients (common), or only the deviation "
+        "from it (personal)",
     )
     scale: Literal["row", "none"] = Field(
         "row",
         description="divide each adapter parameter's window by its RMS, and multiply ξ by it and "
         "by the gain; none: neither",
     )
-    gain: float = Field(100.0, gt=0, description="what ξ is multiplied by beside the row's RMS")
+    gain: float = Field(100.0, gt=0, description="factor of ξ in addition to the row's RMS")
     learner_lr: float = Field(
         1e-4, gt=0, description="Adam's rate for ψ; paper: 1e-3 of {1e-4, 5e-4, 1e-3, 5e-3, 1e-2}"
     )
@@ -94,13 +95,13 @@ class LearnerConfig(BaseConfig):
         1 / 15,
         ge=0,
         lt=1,
-        description="part of the learner's output weights that is lost each round, before Eq. (5): "
-        "draws ξ to the mean adapter unless the updates keep asking for it; paper: 0",
+        description="weight decay of the learner's output weights per round, before Eq. (5): "
+        "pulls ξ to zero unless the updates counteract it; paper: 0",
     )
     signed: bool = Field(
         True,
-        description="Mamba for updates, which are as often negative as positive: constants in "
-        "gate, B and C, no norm of single steps; false: as for language",
+        description="Mamba adapted to updates, which are as often negative as positive: constant "
+        "terms in gate, B and C, no normalisation of single steps; false: as for language",
     )
     residual: Literal["none", "newest"] = Field(
         "none", description="what the model's output is added to: nothing, or the newest Δ_i"
@@ -113,7 +114,7 @@ class LearnerConfig(BaseConfig):
     def _pooled_is_a_signed_block(self) -> Self:
         if self.mixing == "pooled" and not self._can_be_pooled:
             raise ValueError(
-                'mixing = "pooled" has an architecture of its own: it goes with architecture = '
+                'mixing = "pooled" is a separate architecture and requires architecture = '
                 '"mamba", signed = true and any ablation but "no_cross_client"; use mixing = '
                 '"dense" with others'
             )
@@ -124,15 +125,15 @@ class LearnerConfig(BaseConfig):
         return self.architecture == "mamba" and self.signed and self.mixes_clients
 
     def mixing_of(self, num_clients: int) -> Mixing:
-        """What `mixing` means for so many clients."""
+        """Resolve `mixing = "auto"` for this many clients."""
         if self.mixing != "auto":
             return self.mixing
         return "pooled" if num_clients > DENSE_UP_TO and self._can_be_pooled else "dense"
 
     def num_rows(self, dim: int, num_clients: int) -> int:
-        """R, of D, on which the learner is trained.
+        """R: how many of the D rows the learner is trained on.
 
-        The automatic share keeps rows times clients at what they are for the most clients that are
+        The automatic share keeps rows × clients at its value for the largest federation that is
         trained on all rows.
         """
         if self.row_share != "auto":
@@ -161,7 +162,7 @@ class LearnerConfig(BaseConfig):
 
     @property
     def mixes_clients(self) -> bool:
-        """Whether a client's ξ may depend on the others' updates; not in variant C."""
+        """Whether a client's ξ may depend on other clients' updates; false in variant C."""
         return self.ablation != "no_cross_client"
 
 
@@ -172,7 +173,7 @@ class CalibrationLearner(nn.Module):
         super().__init__()
         self.config = config
         self.mixing = mixing or config.mixing_of(setup.num_clients)
-        """Of the number of clients at the start: it does not change with those that come."""
+        """Fixed by the number of clients at the start; it does not change when clients join."""
         self.model: SequenceModel | PooledLearner
         layers, zero = len(setup.initial.adapter), config.zero_projections
         with seeded(setup.seed, "learner"):
@@ -189,15 +190,15 @@ class CalibrationLearner(nn.Module):
         self.to(setup.initial.adapter.device)
 
     def empty_history(self) -> History | RunningSums:
-        """What it reads, before the first round."""
+        """An empty history for this learner to read."""
         kind = RunningSums if self.mixing == "pooled" else History
         return kind(self.config.window_length)
 
     def notes(self, setup: Setup) -> list[str]:
-        """What a person should know of it where it is not the paper's."""
+        """Remarks for the user where the learner differs from the paper's."""
         dim, clients = setup.initial.adapter.shape[1], setup.num_clients
         rows = self.config.num_rows(dim, clients)
-        share = [f"the learner is trained on {rows:,} of {dim:,} rows, drawn anew each round"]
+        share = [f"the learner is trained on {rows:,} of {dim:,} rows, redrawn each round"]
         pooled = [
             f'mixing = "pooled" for {clients:,} clients: one small network for all reads running '
             "sums of each client's updates and of their mean"
@@ -218,14 +219,14 @@ class CalibrationLearner(nn.Module):
     def reseated(
         self, kept: Sequence[int], setup: Setup, optimizer: torch.optim.Optimizer
     ) -> tuple["CalibrationLearner", torch.optim.Optimizer]:
-        """For the clients at the places `kept`, and newcomers after them; with Adam's memory.
+        """A learner for the clients at places `kept` and newcomers after them, with Adam's
 
-        It gives those that stay the same ξ on a window that holds nothing of the others; see
-        `resizing`. With Adam's memory of the gradients' sizes at zero so late in a run, what is new
-        would move six times faster than all else: it gets the mean of the others' sizes.
+        state. Remaining clients get the same ξ on a window without the others' updates; see
+        `resizing`. With Adam's second moments at zero so late in a run, new parameters would move
+        six times faster than the rest, so they get the mean of the existing ones.
         """
         if not self.config.mixes_clients or isinstance(self.model, PooledLearner):
-            return self, optimizer  # what was learnt is everybody's
+            return self, optimizer  # the weights are shared by all clients
         learner = CalibrationLearner(self.config, setup, self.mixing)
         assert not isinstance(learner.model, PooledLearner)
         memory, axes = learner.optimizer(), self.model.axes()
@@ -246,7 +247,7 @@ class CalibrationLearner(nn.Module):
         return learner, memory
 
     def forward(self, past: Tensor | Past, known: Tensor | None = None) -> Tensor:
-        """ξ (N, K, D) from what the history has as `inputs`."""
+        """ξ (N, K, D) from the history's `inputs`."""
         if isinstance(past, Past):
             return self._from_sums(past)
         return self._from_window(past, known)
@@ -260,11 +261,11 @@ class CalibrationLearner(nn.Module):
     def _from_window(self, window: Tensor, known: Tensor | None) -> Tensor:
         """ξ (N, K, D) from Δ's window (K, D, L', N).
 
-        Only `known` clients (N,) count in the scale of the rows: of others the window holds no
-        update, and they would make everyone's ξ smaller; all count if it is not given.
+        Only `known` clients (N,) count in the scale of the rows: the window holds no update of
+        the others, and they would make everyone's ξ smaller; by default all count.
         """
         layers, dim, length, clients = window.shape
-        if not self.config.mixes_clients:  # clients join the batch: each sees its own window alone
+        if not self.config.mixes_clients:  # clients join the batch: each sees only its own window
             window = window.transpose(2, 3).reshape(layers, dim * clients, length, 1)
         outputs: Tensor
         if self.config.scale == "row":

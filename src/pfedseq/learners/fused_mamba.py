@@ -3,8 +3,8 @@
 `mamba_kernel` runs the whole network on rows of D that stay in cache, forward and backward, and
 keeps nothing between the two; see docs/explanation/learner-kernel.md. It is an optional extension,
 opened by ctypes, which releases the GIL: the work is divided into (layer, chunk of D) and spread
-over plain threads. The chunks are of a fixed size and their weight gradients are added in a fixed
-order, so the number of threads does not change a single bit of the result.
+over plain threads. Chunks have a fixed size and their weight gradients are added in a fixed order,
+so the result does not depend on the number of threads, not even in the last bit.
 
 The environment variable PFEDSEQ_MAMBA_KERNEL forces a variant (`baseline`, `avx2`, `avx512`) or
 turns the kernel `off`.
@@ -27,7 +27,7 @@ from pfedseq.learners.layerwise import num_threads
 from pfedseq.learners.mamba_block import BlockWeights, chunked_network
 
 VARIANTS = ("baseline", "avx2", "avx512")
-"""In the kernel's own numbering; a processor that runs one runs those before it."""
+"""In the kernel's numbering; a processor that runs one variant also runs those before it."""
 
 _VARIABLE = "PFEDSEQ_MAMBA_KERNEL"
 
@@ -87,7 +87,7 @@ class FusedMamba:
         signed: bool,
         with_window: bool,
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """The derivatives by the window (if wanted) and by each weight of each block, in order."""
+        """Gradients of the window (if required) and of each weight of each block, in order."""
         layers, dim, steps, clients = window.shape
         window = _with_adjacent_rows(window)
         packed = _pack(blocks)
@@ -126,7 +126,7 @@ class FusedMamba:
         of_task.rows = rows.shape[0]
         pointers = [ctypes.c_void_p(t.data_ptr()) if t is not None else None for t in tensors]
         if function(VARIANTS.index(self.variant), ctypes.byref(of_task), *pointers) != 0:
-            raise MemoryError("the Mamba kernel found no memory for its scratch")
+            raise MemoryError("the Mamba kernel could not allocate its scratch memory")
 
 
 class _FusedFunction(torch.autograd.Function):
@@ -165,7 +165,7 @@ class _FusedFunction(torch.autograd.Function):
 
 @functools.cache
 def fused_mamba() -> FusedMamba | None:
-    """The kernel's best variant for this processor, or None; its absence is said once."""
+    """The kernel's best variant for this processor, or None; warns once if it is missing."""
     wanted = os.environ.get(_VARIABLE, "auto")
     if wanted == "off":
         return None
@@ -176,8 +176,8 @@ def fused_mamba() -> FusedMamba | None:
     except FileNotFoundError:
         warnings.warn(
             "pfedseq was built without its C kernel (no compiler was found), so the Mamba learner "
-            "runs in plain PyTorch, some fifteen times slower; reinstall pfedseq with a C compiler "
-            "to have it.",
+            "runs in plain PyTorch, some fifteen times slower; to use it, install a C compiler "
+            "and reinstall pfedseq.",
             stacklevel=2,
         )
         return None
@@ -224,10 +224,10 @@ def _describe(
 
 
 def _in_threads(run: Callable[[int, slice], None], layers: int, dim: int) -> None:
-    """`run(layer, rows)` for every chunk of every layer, on all cores that are ours.
+    """Call `run(layer, rows)` for every chunk of every layer, on all available cores.
 
-    Not on torch's number of threads: an engine holds that to one for its clients' sake, and they
-    are idle while the server works.
+    Does not use torch's number of threads: the engine sets it to one for its clients, which are
+    idle while the server works.
     """
     chunks = [slice(begin, min(begin + _CHUNK_ROWS, dim)) for begin in range(0, dim, _CHUNK_ROWS)]
     with ThreadPoolExecutor(num_threads()) as pool:
@@ -237,7 +237,7 @@ def _in_threads(run: Callable[[int, slice], None], layers: int, dim: int) -> Non
 
 
 def _with_adjacent_rows(window: Tensor) -> Tensor:
-    """The window itself where rows of D are adjacent in memory, else a copy that is so stored."""
+    """The window itself if rows of D are adjacent in memory, else a copy in that layout."""
     if window.stride(1) == 1:
         return window
     return window.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)

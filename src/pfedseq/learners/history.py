@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 GAP_DECAY = 0.5
-"""What is left, a round later, of the update that stands in for an absent client's."""
+"""Factor per round of the update that stands in for an absent client's."""
 
 SMALLEST_LENGTH = 1e-30
-"""Keeps an update of zeros from dividing by zero."""
+"""Avoids division by zero for an update of zeros."""
 
 Gap = Literal["zero", "last", "decayed"]
 
 
 def fill_gaps(deltas: Tensor, present: Tensor, newest: Tensor | None, policy: Gap) -> Tensor:
-    """Δ^t (N, K, D) as the history keeps it: what stands there for clients that were absent.
+    """Δ^t (N, K, D) with the rows of absent clients filled in.
 
-    Nothing (`zero`), what stood there the round before (`last`), or half of that (`decayed`).
+    Filled with zeros (`zero`), the previous round's row (`last`), or half of it (`decayed`).
     """
     if policy == "zero" or newest is None:
         return deltas
@@ -30,7 +30,7 @@ def fill_gaps(deltas: Tensor, present: Tensor, newest: Tensor | None, policy: Ga
 def bounded(deltas: Tensor, usual: Tensor, factor: float) -> Tensor:
     """Δ^t (N, K, D), scaled down in each client's layer to `factor` times its usual length (N, K).
 
-    A client without a usual length (0: nothing is known of it) is left as it is.
+    A client without a usual length (0: no update known) is left unchanged.
     """
     lengths = deltas.norm(dim=-1)
     limits = torch.where(usual > 0, factor * usual, torch.inf)
@@ -39,7 +39,7 @@ def bounded(deltas: Tensor, usual: Tensor, factor: float) -> Tensor:
 
 
 class Rounds:
-    """The newest `max_length` rounds of something that each client has: tensors (N, …)."""
+    """The newest `max_length` rounds of a per-client quantity: tensors (N, …)."""
 
     def __init__(self, max_length: int) -> None:
         self.max_length = max_length
@@ -50,11 +50,11 @@ class Rounds:
         return len(self._rounds)
 
     def append(self, of_clients: Tensor) -> None:
-        """Add one round's (N, …); the oldest beyond L rounds is forgotten."""
+        """Append one round's (N, …) and drop rounds beyond the newest L."""
         self._rounds.append(of_clients.detach())
 
     def reseat(self, kept: Sequence[int], newcomers: int) -> None:
-        """Of those that are not `kept` nothing is left; nothing is known of the newcomers."""
+        """Keep the rows of the clients at places `kept`; newcomers get zeros."""
         rows = [of_clients[list(kept)] for of_clients in self._rounds]
         joined = [of_kept.new_zeros(newcomers, *of_kept.shape[1:]) for of_kept in rows]
         self._rounds = deque(map(torch.cat, zip(rows, joined, strict=True)), self.max_length)
@@ -64,13 +64,13 @@ class Rounds:
         return {str(age): of_clients for age, of_clients in enumerate(self._rounds)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         self._rounds.clear()
         self._rounds.extend(state[str(age)] for age in range(len(state)))
 
 
 class Lengths(Rounds):
-    """How long each client's updates have been in each layer: ‖Δ‖ (N, K); 0 of an absent client."""
+    """Length of each client's updates in each layer: ‖Δ‖ (N, K); 0 for an absent client."""
 
     def usual(self) -> Tensor:
         """(N, K) each client's median over the window; 0 for one that has sent nothing in it."""
@@ -94,7 +94,7 @@ class History(Rounds):
         return torch.stack(tuple(self._rounds)).permute(2, 3, 0, 1)
 
     def inputs(self, rows: Tensor | None = None) -> Tensor:
-        """What the learner reads: the window, of all D rows or of `rows` (R,) alone."""
+        """The learner's input: the window of all D rows, or only of `rows` (R,)."""
         if rows is None:
             return self.window()
         return torch.stack([deltas[..., rows] for deltas in self._rounds]).permute(2, 3, 0, 1)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from pfedseq.errors import InputError
 
 _GRAPH_BYTES = 128 * 2**20
-"""How much one chunk's autograd graph may take; it sets the rows of a chunk."""
+"""Memory limit of one chunk's autograd graph; it determines the rows of a chunk."""
 
 
 def run_layerwise(
@@ -18,13 +18,13 @@ def run_layerwise(
 ) -> Tensor:
     """Network k on layer k's rows (D, L, N) → (D, N), for all k: (K, D, N).
 
-    Works layer by layer and in chunks of D, and keeps no intermediate values: a chunk's are
-    computed again in its backward pass, so that memory does not grow with K or D.
+    Works layer by layer in chunks of D and recomputes a chunk's intermediate values in its backward
+    pass, so that memory does not grow with K or D.
 
     Args:
         window: (K, D, L, N).
         networks: one per layer, each treating its rows independently.
-        row_bytes: roughly what autograd keeps of one row.
+        row_bytes: roughly the bytes that autograd keeps per row.
     """
     rows_per_chunk = max(1, _GRAPH_BYTES // row_bytes)
     outputs = []
@@ -62,9 +62,9 @@ def check_sizes(learner: nn.Module, **sizes: int) -> None:
 
 
 def num_threads() -> int:
-    """OMP_NUM_THREADS where it is set, as for all numerical work, else the cores we may use."""
+    """OMP_NUM_THREADS if set, else the number of cores available to this process."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted) > 0:
         return int(wanted)
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
     return len(affinity(0)) if affinity else os.cpu_count() or 1

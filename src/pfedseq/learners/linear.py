@@ -1,8 +1,8 @@
-"""The yardstick of the sequential learners: one matrix per backbone layer over the window's sum.
+"""A linear baseline for the sequential learners: one matrix per layer over the window's sum.
 
-ξ = s W_k with s = Σ_j Δ^j / √L' over the L' steps of the window. It looks back as far as the window
-does, mixes clients, sees direction, and starts at zero: what a sequence model adds must show
-against it.
+ξ = s W_k with s = Σ_j Δ^j / √L' over the L' steps of the window. It covers the whole window, mixes
+clients, sees direction and starts at zero: a sequence model must do better than this to be worth
+its cost.
 """
 
 import torch

@@ -22,7 +22,7 @@ class LSTMLearner(nn.Module):
         num_blocks: stacked recurrent layers.
         expand: hidden units per client.
         zero_projections: start the projection at zero.
-        width: for how many clients there are hidden units; N if not given.
+        width: the number of clients that hidden units are sized for; default N.
     """
 
     def __init__(

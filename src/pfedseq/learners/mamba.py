@@ -32,7 +32,7 @@ class MambaBlock(nn.Module):
     """The parameters of one block for all K layers, initialised as Mamba's authors do.
 
     E = expand·width inner channels, M = state_dim, W = conv_width, and rank = ⌈width/16⌉ that
-    of the step size's projection; width is N unless there once were more clients.
+    of the step size's projection; width is N unless there were more clients earlier.
     """
 
     gate_bias: Tensor
@@ -55,7 +55,7 @@ class MambaBlock(nn.Module):
         rank = math.ceil(width / 16)
 
         def linear(outputs: int, inputs: int) -> nn.Parameter:
-            # nn.Linear's own initialisation, kaiming_uniform(a=√5), is ±1/√inputs.
+            # nn.Linear's initialisation, kaiming_uniform(a=√5), is ±1/√inputs.
             return nn.Parameter(uniform((num_layers, outputs, inputs), inputs**-0.5))
 
         def convolution(*shape: int) -> nn.Parameter:
@@ -84,13 +84,13 @@ class MambaBlock(nn.Module):
         )
         self.skip = nn.Parameter(torch.full((num_layers, inner), 0.0 if signed else 1.0))  # (K, E)
         self.out_proj = linear(num_clients, inner)  # (K, N, E)
-        if signed:  # the convolution starts as what it is given
+        if signed:  # the convolution starts as the identity
             with torch.no_grad():
                 self.conv_weight[..., :-1], self.conv_weight[..., -1] = 0, 1
                 self.conv_bias.zero_()
 
     def weights(self) -> BlockWeights:
-        """The parameters as the block computes with them: A = −exp(A_log)."""
+        """The parameters in the form used by the block: A = −exp(A_log)."""
         return BlockWeights(
             norm=self.norm,
             in_proj=self.in_proj,
@@ -110,9 +110,9 @@ class MambaBlock(nn.Module):
 class MambaLearner(nn.Module):
     """K Mamba networks: windows of updates (K, D, L, N) in, calibrations (K, D, N) out.
 
-    The window may have any strides; the fastest is storage in the order (L, N, K, D), a stack of
-    rounds' updates (N, K, D), viewed as `stored.permute(2, 3, 0, 1)`: it is then read in place.
-    The output has the strides of a stored (N, K, D).
+    The window may have any strides; fastest is a stack of rounds' updates (N, K, D), stored as (L,
+    N, K, D) and viewed as `stored.permute(2, 3, 0, 1)`, which is read in place. The output has the
+    strides of a stored (N, K, D).
 
     Args:
         num_layers: K, the backbone's layers; each has its own network.
@@ -122,13 +122,14 @@ class MambaLearner(nn.Module):
         expand: inner channels per client, E/N.
         conv_width: W, the steps that the causal convolution sees.
         signed: blocks for updates instead of words (see mamba_block.py): gate, B and C have trained
-            constants, which start at 1, 0.5 and 0.5; the states begin as sums over times from three
-            steps to some hundred (A from −1/M to −1, step sizes from 0.03 to 0.3) and alone
-            (`skip` 0), and the convolution as the identity.
-        zero_projections: start every block's `out_proj` at zero, so that at first the blocks add
-            nothing; they can leave zero at once, as each projection's own gradient is alive.
+            constants, which start at 1, 0.5 and 0.5; the states start as sums over three to a
+            few hundred steps (A from −1/M to −1, step sizes from 0.03 to 0.3) without a skip
+            connection (`skip` 0), and the convolution starts as the identity.
+        zero_projections: start every block's `out_proj` at zero, so that the blocks initially add
+        nothing;
+            the projections themselves have a non-zero gradient from the first step.
         generator: draws the initial values; torch's global generator if none is given.
-        width: for how many clients there are inner channels; N if not given.
+        width: the number of clients that inner channels are sized for; default N.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class MambaLearner(nn.Module):
 
     @torch.no_grad()
     def keep_norms(self, before: int) -> None:
-        """Undo what another number of channels than `before` does to the RMSNorm's mean."""
+        """Rescale the norms for a number of channels other than `before`."""
         if not self.signed:
             for block in self._blocks():
                 block.norm.mul_((before / self.num_clients) ** 0.5)

@@ -11,16 +11,14 @@ One block adds to the residual stream r of every row, r (L, N), steps by clients
     f(r)    = out_proj (y ⊙ SiLU(z))                             E → N
 
 and the network's output is the sum of its blocks' outputs f at the last step. The last block's
-z, C, y and f are therefore computed at that step only.
-
-That is Mamba with both biases at zero, made for language. Updates have what words have not: a
-sign, as often minus as plus, and a size. A *signed* block has constant parts in its gate, B and C,
-so that a part of f is linear in r, and leaves out the norm of single steps (n = r ⊙ norm) and the
-SiLU before the scan (u is the convolution itself).
+z, C, y and f are therefore computed at that step only. With both biases at zero this is Mamba as
+used for language. Unlike word embeddings, updates have a meaningful sign and size. A *signed* block
+has constant parts in its gate, B and C, so that a part of f is linear in r, and leaves out the norm
+of single steps (n = r ⊙ norm) and the SiLU before the scan (u is the convolution itself).
 
 The letters, most of them Mamba's (Gu and Dao, 2023): N clients are the channels of r, E = expand·N
 the wider channels inside a block, L the steps (rounds), W the convolution's width, M the states of
-a channel; x is what the scan sees of the input and z what gates its output; δ, of rank numbers,
+a channel; x is the input of the scan and z gates its output; δ, of rank numbers,
 becomes the step size; A, B and C are the state's decay, its input and its output; `skip` is
 Mamba's own D. The leading axes K (layers) and R (rows, adapter parameters) are ours.
 """
@@ -40,7 +38,7 @@ RMS_NORM_EPSILON = 1e-5
 
 
 class BlockWeights(NamedTuple):
-    """What one block computes with, for all K layers at once or (without the K) for one."""
+    """The weights of one block, for all K layers at once or (without the K) for one layer."""
 
     norm: Tensor  # (K, N)
     in_proj: Tensor  # (K, 2E, N): first x, then z
@@ -105,7 +103,7 @@ def _normalise(residual: Tensor, weights: BlockWeights, *, signed: bool) -> Tens
 
 
 def _convolve(x: Tensor, weights: BlockWeights, *, signed: bool) -> Tensor:
-    """u (R, L, E) of x (R, L, E): each channel by itself, no step sees a later one."""
+    """u (R, L, E) from x (R, L, E): a causal convolution of each channel."""
     steps, width = x.shape[1], weights.conv_weight.shape[1]
     padded = F.pad(x, (0, 0, width - 1, 0))  # causal: zeros before the first step
     convolved = weights.conv_bias + sum(
@@ -115,7 +113,7 @@ def _convolve(x: Tensor, weights: BlockWeights, *, signed: bool) -> Tensor:
 
 
 def _select(u: Tensor, weights: BlockWeights, *, last_only: bool) -> Tensor:
-    """y (R, L or 1, E) of u (R, L, E): the scan whose step size, B and C depend on its input."""
+    """y (R, L or 1, E) from u (R, L, E): the scan whose step size, B and C depend on its input."""
     states, rank = weights.A.shape[1], weights.step_proj.shape[1]
     projected = F.linear(u, weights.x_proj[: rank + states])
     step_input, B = torch.split(projected, [rank, states], dim=-1)  # (R, L, rank), (R, L, M)
@@ -128,5 +126,5 @@ def _select(u: Tensor, weights: BlockWeights, *, last_only: bool) -> Tensor:
 
 
 def _with_output(steps: Tensor, last_only: bool) -> Tensor:
-    """Of (R, L, …) the steps whose output is wanted: all, or the last."""
+    """The steps of (R, L, …) whose output is needed: all, or the last."""
     return steps[:, -1:] if last_only else steps

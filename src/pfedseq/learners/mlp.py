@@ -2,8 +2,8 @@
 
 The L steps of N clients are concatenated and passed through four fully connected layers with 100
 hidden units and ReLU, the sizes of pFedHN's network (Shamsian et al. 2021), which the paper names
-as its model. Such a network reads sequences of one length only: shorter windows, those of the
-first rounds, are filled up with zeros at the front.
+as its model. Such a network reads sequences of one fixed length: the shorter windows of the
+first rounds are padded with zeros at the front.
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ class MLPLearner(nn.Module):
     Args:
         num_layers: K, the backbone's layers; each has its own network.
         num_clients: N.
-        max_sequence_length: L, the one length that the networks read.
+        max_sequence_length: L, the fixed length that the networks read.
         hidden: units of each of the three hidden layers.
         zero_projections: start the last layer at zero.
     """
@@ -83,7 +83,7 @@ class MLPLearner(nn.Module):
         return [p for network in self.networks for p in list(network.parameters())[-2:]]
 
     def sizes(self) -> Sizes:
-        """Clients alone: the hidden units are as many for any number of them."""
+        """Clients only: the number of hidden units does not depend on them."""
         return {"client": self.num_clients}
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:

@@ -1,17 +1,17 @@
 """A learner whose size does not depend on the number of clients.
 
 Appendix A's network has the N clients as its channels, so its weights and its work grow with N².
-Here clients join the batch: one network per backbone layer, the same for every client, reads of
-each row (one adapter parameter) the running sums of the client's own updates and those of the mean
-of all clients, and emits the client's calibration. It is a signed state-space block whose decays
-are fixed (`running_sums`), so that the sums need not be computed from a window:
+Here clients join the batch: one network per backbone layer, the same for every client, reads, for
+each row (one adapter parameter), the running sums of the client's own updates and of the mean over
+all clients, and emits the client's calibration. It is a signed state-space block whose decays are
+fixed (`running_sums`), so that the sums need not be computed from a window:
 
     u_i     = (h_i, h̄)                                own sums and their mean, 2S numbers
     x, z    = in_proj u_i + (0, gate_bias)            2S → E each
     f_i     = out_proj (x ⊙ SiLU(z))                  E → 1
 
-Permuting the clients permutes the calibrations. A newcomer needs no new weights, and what was
-learnt with fifty clients serves a thousand.
+Permuting the clients permutes the calibrations. A newcomer needs no new weights, and a learner
+trained with fifty clients also serves a thousand.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from pfedseq.learners.mamba import GATE_BIAS
 from pfedseq.learners.running_sums import Past
 
 _CHUNK_NUMBERS = 2**15
-"""Rows times clients that are computed at once: what they need stays in the processor's cache."""
+"""Rows × clients computed at once: their intermediate values fit the processor's cache."""
 
 
 class PooledLearner(nn.Module):
@@ -48,7 +48,7 @@ class PooledLearner(nn.Module):
         self.num_sums = num_sums
 
         def linear(*shape: int) -> nn.Parameter:
-            bound = shape[-1] ** -0.5  # nn.Linear's own initialisation
+            bound = shape[-1] ** -0.5  # nn.Linear's initialisation
             return nn.Parameter(torch.empty(num_layers, *shape).uniform_(-bound, bound))
 
         self.in_proj = linear(2 * inner, 2 * num_sums)  # (K, 2E, 2S): x, z by own sums, means
@@ -60,7 +60,7 @@ class PooledLearner(nn.Module):
     def forward(self, past: Past, scale: Tensor, factor: Tensor) -> Tensor:
         """factor · f (N, K, D) of the past's sums / scale; both scales are (K, D), by row.
 
-        Nothing of a chunk is kept for the backward pass: it is computed again.
+        A chunk's intermediate values are recomputed in the backward pass.
         """
         _, clients, layers, rows = past.sums.shape
         together = max(1, _CHUNK_NUMBERS // rows)
@@ -83,7 +83,7 @@ class PooledLearner(nn.Module):
             for some, of_some in zip(chunks, of_layer(k), strict=True):
                 output[some, k] = of_some
 
-        # Not on torch's number of threads: an engine holds that to one for its clients' sake.
+        # Not torch's number of threads, which an engine sets to one for its clients.
         with ThreadPoolExecutor(num_threads()) as pool:
             list(pool.map(fill, range(layers)))
         return output
@@ -93,7 +93,7 @@ class PooledLearner(nn.Module):
         return [self.out_proj]
 
     def _of_means(self, k: int, means: Tensor) -> Tensor:
-        """The means' part of x and z, and the gate's bias, (2E, 1, D): the same for all clients."""
+        """The means' and the gate bias's part of x and z, (2E, 1, D), shared by all clients."""
         bias = torch.cat([torch.zeros_like(self.gate_bias[k]), self.gate_bias[k]])
         part = torch.addmm(bias.unsqueeze(1), self.in_proj[k, :, self.num_sums :], means)
         return part.unsqueeze(1)
@@ -101,7 +101,7 @@ class PooledLearner(nn.Module):
     def _of_clients(
         self, k: int, sums: Tensor, scale: Tensor, factor: Tensor, from_means: Tensor
     ) -> Tensor:
-        """factor · f (n, D) of the sums (S, n, D) of some clients; the scales are the layer's."""
+        """factor · f (n, D) from the sums (S, n, D) of some clients; the scales are the layer's."""
         own = (sums / scale).flatten(1)  # (S, n·D)
         projected = (self.in_proj[k, :, : self.num_sums] @ own).view(-1, *sums.shape[1:])
         x, z = (projected + from_means).chunk(2)  # (E, n, D) each

@@ -1,14 +1,14 @@
-"""From a learner of some clients to one of others that computes the same for those who stay.
+"""Resizing a learner to a new set of clients without changing its output for those that remain.
 
 Every axis of a parameter is made of pieces: `client` (an entry for each client), `hidden` and
-`rank` (which serve all clients), or a fixed number of entries. So a number of the new learner
-either stood somewhere in the old one and is taken over, or it is new. What is new must not change
+`rank` (which serve all clients), or a fixed number of entries. So an entry of the new learner
+either has a counterpart in the old one and is copied, or it is new. New entries must not change
 what was learnt:
 
-- the network's output weights are zero where they are new;
-- what was there before reads nothing of new hidden channels;
-- all else that is new is as in a fresh learner. So a newcomer's channel is read at once, which adds
-  nothing as long as there is no update of the newcomer.
+- new output weights are zero;
+- existing channels do not read new hidden channels;
+- all other new entries are initialised as in a fresh learner. A newcomer's channel is therefore
+  read from the start; it adds nothing until the first update.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from torch import Tensor
 
 Piece = Literal["client", "hidden", "rank"] | int
 Axis = tuple[Piece, ...] | None
-"""What stands along an axis, piece after piece; None where that does not depend on the clients."""
+"""The pieces along an axis, in order; None if the axis does not depend on the clients."""
 Sizes = Mapping[str, int]
 """How many entries a piece of each kind has."""
 
@@ -31,7 +31,7 @@ class Move:
         self.before, self.after, self.kept = before, after, list(kept)
 
     def weights(self, old: Tensor, fresh: Tensor, axes: Sequence[Axis], *, output: bool) -> Tensor:
-        """A parameter of the new learner; `output`: it is one of the output weights."""
+        """The resized parameter; `output` marks output weights."""
         origins = self._origins(old, axes)
         moved = torch.zeros_like(fresh) if output else fresh.detach().clone()
         *rows, inputs = origins
@@ -41,7 +41,7 @@ class Move:
         return _placed(old, moved, origins)
 
     def memory(self, old: Tensor, axes: Sequence[Axis], *, new: Literal["zero", "mean"]) -> Tensor:
-        """Adam's memory of a parameter; where that is new: zero, or the mean of what there is."""
+        """Adam's state of a resized parameter; new entries are zero or the mean of the old ones."""
         origins = self._origins(old, axes)
         changing = [d for d, axis in enumerate(axes) if axis is not None]
         mean = old.mean(changing, keepdim=True) if new == "mean" and changing else old.new_zeros(())
@@ -49,7 +49,7 @@ class Move:
         return _placed(old, filled, origins)
 
     def _origins(self, old: Tensor, axes: Sequence[Axis]) -> list[Tensor]:
-        """Along each axis, where each new entry stood; −1 if nowhere."""
+        """Along each axis, the old index of each new entry; −1 for new ones."""
         return [
             torch.arange(length) if axis is None else self._along(axis)
             for axis, length in zip(axes, old.shape, strict=True)

@@ -1,10 +1,10 @@
-"""Everyone's past as a few running sums, for more clients than a window of rounds has room for.
+"""Past updates as a few running sums per client, for federations too large for a window.
 
-What pays in looking back is the sum of a client's past updates (docs/explanation/learner.md), and a
+The useful part of the past is the sum of a client's updates (docs/explanation/learner.md), and a
 state-space block is a set of such sums: h ← λ h + Δ. Here the decays λ are fixed, so the sums can
-be carried from round to round exactly, whatever the learner's weights are, and nothing else of the
-past is stored: a server of N clients keeps N·K·D·S numbers instead of N·K·D·L, and does not read
-them L times.
+be carried from round to round exactly, independently of the learner's weights, and nothing else of
+the past is stored: a server of N clients keeps N·K·D·S numbers instead of N·K·D·L, and does not
+read them L times.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 NUM_SUMS = 4
-"""S: enough for times of 1, 2.7, 7.4 and 20 rounds where L is 20."""
+"""S: gives time constants of 1, 2.7, 7.4 and 20 rounds for L = 20."""
 
 
 class Past(NamedTuple):
-    """What the pooled learner reads of the rows it is asked for."""
+    """The pooled learner's input for the selected rows."""
 
     sums: Tensor  # (S, N, K, D)
     means: Tensor  # (S, K, D): of the known clients
@@ -26,10 +26,10 @@ class Past(NamedTuple):
 
 
 class RunningSums:
-    """Sums of each client's updates that fade over 1 … L rounds; the first is the newest update.
+    """Sums of each client's updates with time constants of 1 … L rounds, shortest first.
 
-    A sum is h ← λ h + √(1 − λ²) Δ: independent updates give it the variance of one of them, and
-    updates that agree show in it √(2 · time) times as large.
+    A sum is h ← λ h + √(1 − λ²) Δ: independent updates give it the variance of one update, and
+    constant updates make it √(2 · time) times as large.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -62,7 +62,7 @@ class RunningSums:
             self._silent = torch.full((len(deltas),), self.max_length, device=deltas.device)
         for of_time, decay in zip(self._sums[1:], self._decays[1:], strict=True):
             of_time.mul_(decay).add_(deltas, alpha=(1 - decay**2) ** 0.5)
-        self._sums[0] = deltas  # last: they may be what `newest` gave
+        self._sums[0] = deltas  # last: the argument may be the result of `newest`
         spoke = torch.stack([(one != 0).any() for one in deltas])
         self._silent = torch.where(spoke, 0, self._silent + 1)
         count = self.known().sum().clamp_min(1)
@@ -71,8 +71,8 @@ class RunningSums:
         self._rounds += 1
 
     def inputs(self, rows: Tensor | None = None) -> Past:
-        """What the learner reads: of all D rows, or of `rows` (R,) alone."""
-        assert self._sums is not None  # the server asks once there was a round
+        """The learner's input, of all D rows or only of `rows` (R,)."""
+        assert self._sums is not None  # the server asks only after a round
         sums, square = self._sums, self._square
         if rows is not None:
             sums, square = sums[..., rows], square[:, rows]
@@ -82,7 +82,7 @@ class RunningSums:
         return Past(sums, means, (square / rounds).sqrt())
 
     def reseat(self, kept: Sequence[int], newcomers: int) -> None:
-        """Of those that are not `kept` nothing is left; nothing is known of the newcomers."""
+        """Keep the sums of the clients at places `kept`; newcomers get zeros."""
         if self._sums is None:
             return
         sums = self._sums[:, list(kept)]
@@ -92,7 +92,7 @@ class RunningSums:
         self._silent = torch.cat([self._silent[list(kept)], unknown])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The sums by their time, for a checkpoint."""
+        """The sums by time constant, for a checkpoint."""
         if self._sums is None:
             return {}
         named = {f"sum{s}": of_time for s, of_time in enumerate(self._sums)}
@@ -103,7 +103,7 @@ class RunningSums:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         self._rounds, self._sums = 0, None
         if state:
             self._sums = torch.stack([state[f"sum{s}"] for s in range(len(self._decays))])

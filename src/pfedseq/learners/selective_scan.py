@@ -33,7 +33,7 @@ def selective_scan(
     *,
     last_only: bool = False,
 ) -> Tensor:
-    """The scan by the fastest differentiable means the tensors' device has."""
+    """The scan by the fastest differentiable implementation for the tensors' device."""
     if x.is_cuda:
         kernel = _cuda_kernel()
         if kernel is not None:
@@ -85,7 +85,7 @@ def _scan_cuda(
     *,
     last_only: bool,
 ) -> Tensor:
-    """`mamba_ssm` wants steps last, (R, E, L) and (R, M, L), and gives all steps."""
+    """`mamba_ssm` expects steps last, (R, E, L) and (R, M, L), and returns all steps."""
     if C.shape[1] < x.shape[1]:
         C = torch.nn.functional.pad(C, (0, 0, x.shape[1] - C.shape[1], 0))
     y = kernel(x.mT, step_size.mT, A, B.mT, C.mT, skip).mT

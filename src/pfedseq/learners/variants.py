@@ -1,11 +1,11 @@
-"""The variants of the paper's Tables 2 and 3 and ours, each one value of [methods.pfedseq]."""
+"""The variants of the paper's Tables 2 and 3 and ours; each sets one option of pFedSeq."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of Table 2 or 3: what to set."""
+    """A row of Table 2 or 3 and the option that it sets."""
 
     letter: str
     option: str
@@ -16,10 +16,12 @@ class Variant:
 
 VARIANTS = (
     Variant("A", 'ablation = "no_aggregation"', "the learner emits the adapter", 2),
-    Variant("B", 'ablation = "no_cross_step"', "the last round alone, L = 1", 2),
-    Variant("C", 'ablation = "no_cross_client"', "each client's own sequence alone", 2),
+    Variant("B", 'ablation = "no_cross_step"', "only the last round, L = 1", 2),
+    Variant("C", 'ablation = "no_cross_client"', "only each client's own sequence", 2),
     Variant("frozen", 'ablation = "frozen"', "the learner is never trained; not in the paper", 2),
-    Variant("common", 'ablation = "common"', "ξ's mean over clients alone; not in the paper", 2),
+    Variant(
+        "common", 'ablation = "common"', "only the mean of ξ over clients; not in the paper", 2
+    ),
     Variant("personal", 'ablation = "personal"', "ξ without that mean; not in the paper", 2),
     Variant("D", 'architecture = "mlp"', "MLP over the concatenated window", 3),
     Variant("E", 'architecture = "lstm"', "LSTM", 3),

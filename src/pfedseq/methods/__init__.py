@@ -1,4 +1,4 @@
-"""The methods, each one file that reads like its algorithm box.
+"""The methods, one file each; a file reads like the paper's algorithm box.
 
 To add one: write `methods/yours.py` with a `METHOD` at its end and name it in `NEWER`; or keep it
 outside, in a file (`--plugin FILE`) or in a package with an entry point of `pfedseq.methods`.
@@ -39,7 +39,7 @@ NEWER: tuple[str, ...] = (
     "fedalt",
     "floral",
 )
-"""What the field has come up with beside and since."""
+"""Other methods of the field, classical and newer."""
 
 METHODS: Registry[Method] = Registry(
     "method",
@@ -47,19 +47,19 @@ METHODS: Registry[Method] = Registry(
     Method,
     [import_module(f"pfedseq.methods.{name}").METHOD for name in (*PAPER, *NEWER)],
 )
-"""Every method by name; those from outside come last."""
+"""Every method by name; plug-ins come last."""
 
 register = METHODS.register
 find_method = METHODS.find
 
 
 def method_title(name: str) -> str:
-    """As tables write a method; the name of one that is not known here."""
+    """The method's title in tables; the plain name if the method is not registered."""
     return METHODS[name].title if name in METHODS else name
 
 
 def chosen(names: str) -> list[str]:
-    """The methods of a comma-separated list, in which `paper`, `newer` and `all` are groups."""
+    """Parse a comma-separated list of methods, in which `paper`, `newer` and `all` are groups."""
     groups = {"paper": PAPER, "newer": NEWER, "all": tuple(METHODS)}
     listed = [word.strip() for word in names.split(",") if word.strip()]
     found = [one for word in listed for one in groups.get(word, (word,))]

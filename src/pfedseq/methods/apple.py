@@ -1,17 +1,17 @@
-"""APPLE: each client learns how much of every client's core model goes into its own.
+"""APPLE: each client learns a weight for every client's core model.
 
 Luo and Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning",
 IJCAI 2022, Algorithm 1.
 
 Sent down: all N core models c_j = (θ_j, ω_j), with the prior p⁰, the client's index and λ(r) μ.
-Sent up: the client's own core c_i; its relations p_i stay with it. Evaluated: Σ_j p_ij c_j with
+Sent up: the client's own core c_i; its relations p_i stay local. Evaluated: Σ_j p_ij c_j with
 the cores just received.
 
 Deviations: the cores start from one φ^0, not from N draws (a mean of N independent LoRA matrices A
 would be 1/√N as large). Plain SGD as in the pFedSeq paper, without the authors' momentum. The
 cores' rate is N η, as in PFLlib: p_ii starts near 1/N, so with η alone a core would move N times
 more slowly than the models of other methods at the same rate. The core of a client that misses a
-round stays as it was.
+round is kept unchanged.
 """
 
 import math
@@ -64,7 +64,7 @@ class AppleServer(Server):
         self.finished_rounds = torch.tensor(0)
 
     def payload(self, i: int) -> Tensors:
-        """All cores, and what p_i is pulled to."""
+        """All cores, and the prior that p_i is pulled towards."""
         sizes = torch.tensor(self.setup.num_examples, dtype=self.heads.dtype)
         decay = self.config.loss_schedule(int(self.finished_rounds), self.setup.num_rounds)
         return {
@@ -76,7 +76,7 @@ class AppleServer(Server):
         }
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
-        """Take in each core that came back."""
+        """Store each returned core."""
         adapters, present = self.setup.stack(replies, "adapter")
         heads, _ = self.setup.stack(replies, "head")
         self.adapters = torch.where(present[:, None, None], adapters, self.adapters)
@@ -126,7 +126,7 @@ METHOD = Method(
     config=AppleConfig,
     title="APPLE",
     summary="learned mixtures of all core models",
-    training="the core takes them; the relations are moved by plain SGD at relation_lr; "
+    training="apply to the core; relations use plain SGD at relation_lr; "
     "optimizer_state = 'average' is refused: cores are mixed, not averaged",
     grid={"relation_lr": (0.001, 0.01, 0.1, 1.0)},
 )

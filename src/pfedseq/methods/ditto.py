@@ -3,9 +3,9 @@
 Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,
 Algorithm 1.
 
-Sent down and up: θ and ω of the global w. Evaluated: the client's own v_i, which stays with it.
+Sent down and up: θ and ω of the global w. Evaluated: the client's personal v_i, which stays local.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. Both models
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here. Both models
 make the same number of passes (`local_epochs`). As in the authors' code each batch, once read,
 serves a step of v_i and a step of w_i; since v_i is pulled to the w that was received, neither sees
 the other's steps: w_i is FedAvg's to the last bit, and v_i without a pull is Local's.
@@ -28,7 +28,7 @@ class DittoConfig(AveragingConfig):
 
 
 class DittoClient(Client):
-    """Two trainings: v_i for oneself, w_i for the others."""
+    """Trains two models: the personal v_i and the shared w_i."""
 
     config: DittoConfig
     sent_model = "shared"
@@ -45,11 +45,11 @@ class DittoClient(Client):
         return Reply(shared.tensors())
 
     def pull(self) -> float:
-        """What multiplies v_i − w: λ, as the penalty is λ/2 ‖v_i − w‖²."""
+        """The factor of v_i − w in the gradient: λ, since the penalty is λ/2 ‖v_i − w‖²."""
         return self.config.proximal_weight
 
     def personal(self, down: Tensors) -> Params:
-        """v_i, which starts as the w received first."""
+        """v_i, initialised with the first w received."""
         return Params.of(down | self.state)
 
 
@@ -60,7 +60,7 @@ METHOD = Method(
     config=DittoConfig,
     title="Ditto",
     summary="personal models pulled towards FedAvg's by a proximal term",
-    training="both models take them, each with an optimiser of its own; the pull is a part of the "
+    training="apply to both models, each with its own optimiser; the pull is part of the "
     "gradient; optimizer_state = 'average' averages the shared model's moments",
     grid={"proximal_weight": (0.01, 0.1, 1.0, 10.0)},
 )

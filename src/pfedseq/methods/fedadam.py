@@ -1,10 +1,10 @@
-"""FedAdam: FedAvg whose server takes the mean update for a gradient and steps by Adam, or Yogi.
+"""FedAdam: FedAvg whose server treats the mean update as a gradient for Adam or Yogi.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
 
 Sent down and up: θ and ω. Evaluated: the global φ on each client's data.
 
-Deviations: as FedAvg's. `server_optimizer = "yogi"` is FedYogi. Other methods that average have the
+Deviations: as FedAvg's. `server_optimizer = "yogi"` is FedYogi. Other averaging methods offer the
 same as an option.
 """
 
@@ -33,6 +33,6 @@ METHOD = Method(
     client=FedAvgClient,
     config=FedAdamConfig,
     title="FedAdam",
-    summary="FedAvg whose server steps by Adam, or by Yogi",
+    summary="FedAvg with Adam or Yogi at the server",
     grid={"server_lr": (0.001, 0.003, 0.01, 0.03, 0.1)},
 )

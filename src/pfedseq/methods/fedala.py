@@ -3,13 +3,14 @@
 Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023,
 Algorithm 1.
 
-Sent down: θ and ω of the global w, once a round, in a step of its own (`receive`). Sent up: θ and ω
-of w_i. Evaluated: ŵ_i, the mixture that the client makes on receipt, once, and trains from next.
+Sent down: θ and ω of the global w, once a round, in a separate step (`receive`). Sent up: θ and ω
+of w_i. Evaluated: ŵ_i, the mixture that the client makes once, on receipt, and trains from in the
+next round.
 
 Deviations: the adaptive aggregation (ALA) covers adapter and head (`part`); the pFedSeq paper says
-"adapters attached at all layers" and leaves the head open. Its data are the first s % of a fresh
-random order; the authors' code takes a contiguous stretch. The first ALA ends after
-`max_first_passes` where it does not converge. A client that missed `receive` gets w with its next
+"adapters attached at all layers" and leaves the head open. It uses the first s % of a fresh random
+order; the authors' code takes a contiguous slice. The first ALA stops after
+`max_first_passes` if it has not converged. A client that missed `receive` gets w with its next
 training and mixes it in then.
 """
 
@@ -27,21 +28,27 @@ from pfedseq.methods.parts.server_steps import AveragingConfig
 from pfedseq.params import Params
 
 RECENT_PASSES = 10
-"""The first ALA has converged when the losses of so many passes spread little; authors: 10."""
+"""Passes whose losses must be close for the first ALA to have converged; authors: 10."""
 
 
 class FedALAConfig(AveragingConfig):
     """Options of FedALA."""
 
     weight_lr: float = Field(0.1, gt=0, description="η_A, rate of W; paper: 0.1 of {0.001, …, 1}")
-    data_share: float = Field(0.8, gt=0, le=1, description="s, what ALA sees of D_i; authors: 0.8")
+    data_share: float = Field(
+        0.8, gt=0, le=1, description="s, share of D_i that ALA uses; authors: 0.8"
+    )
     part: Part = Field(
-        "both", description="what ALA mixes, the rest is the global model's; authors: upper layers"
+        "both",
+        description="what ALA mixes; the rest is taken from the global model; authors: "
+        "upper layers",
     )
     threshold: float = Field(
-        1.0, gt=0, description="spread of losses ending the first ALA; paper: 1"
+        1.0, gt=0, description="spread of losses that ends the first ALA; paper: 1"
     )
-    max_first_passes: int = Field(100, ge=1, description="ends the first ALA in any case")
+    max_first_passes: int = Field(
+        100, ge=1, description="upper limit on the passes of the first ALA"
+    )
 
 
 class FedALAServer(FedAvgServer):
@@ -54,7 +61,7 @@ class FedALAServer(FedAvgServer):
         self.informed = torch.ones(setup.num_clients, dtype=torch.bool)  # φ^0 is known to all
 
     def run_round(self, t: int, clients: Clients) -> None:
-        """Train from ŵ_i, average, send w; only who missed the last w gets it with `train`."""
+        """Train from ŵ_i, average, send w; clients that missed the last w get it with `train`."""
         present = clients.participants(t)
         down = {i: {} if self.informed[i] else self.payload(i) for i in present}
         if replies := clients.call("train", t, down):
@@ -84,7 +91,7 @@ class FedALAClient(Client):
         return Reply(phi.tensors())
 
     def receive(self, down: Tensors) -> Reply:
-        """w_i ← ŵ_i; the first model that comes is taken as it is."""
+        """w_i ← ŵ_i; the first model received is adopted unchanged."""
         new = Params.of(down).flat()
         if "model" in self.state:
             new, self.state["weights"] = self.aggregate(self.state["model"], new)
@@ -94,7 +101,7 @@ class FedALAClient(Client):
     def aggregate(self, own: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
         """ŵ = w_i + (w − w_i) ⊙ W, W ← clip(W − η_A ∇L(ŵ) ⊙ (w − w_i), 0, 1); gives ŵ and W.
 
-        One pass over the sample; the first time as many as it takes to converge.
+        One pass over the sample; the first time, passes until convergence.
         """
         first = "weights" not in self.state
         weights = self.state.get("weights", torch.ones_like(own))
@@ -119,7 +126,7 @@ class FedALAClient(Client):
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def personal(self, down: Tensors) -> Params:
-        """ŵ_i; before the first round the model that all start from."""
+        """ŵ_i; the initial model before the first round."""
         if "model" in self.state:
             return self.task.initial.unflat(self.state["model"])
         return Params.of(down) if down else self.task.initial
@@ -132,6 +139,6 @@ METHOD = Method(
     config=FedALAConfig,
     title="FedALA",
     summary="learned elementwise mixing",
-    training="training takes them; the mixing weights are moved by plain SGD at weight_lr",
+    training="apply to training; the mixing weights use plain SGD at weight_lr",
     grid={"weight_lr": (0.001, 0.01, 0.1, 1.0)},
 )

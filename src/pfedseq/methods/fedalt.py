@@ -1,4 +1,4 @@
-"""FedALT: each client goes on with its own LoRA, beside the frozen mean of the others'.
+"""FedALT: each client keeps training its own LoRA beside the frozen mean of the others'.
 
 Bian et al., "FedALT: Federated Fine-Tuning through Adaptive Local Training with Rest-of-World
 LoRA", AAAI 2026.
@@ -8,8 +8,8 @@ Evaluated: the client's ω_i on W + (1 − a) B_o A_o + a B_i A_i, both LoRAs si
 twice the rank.
 
 Deviations: the weights are fixed; the paper's mixer, which learns them for every token, is left
-out. The paper's language models have no head: here ω_i is the client's own. A client whose LoRA
-has not come yet is in nobody's mean; one that is absent counts with the LoRA that it sent last.
+out. The paper's language models have no head: here ω_i is the client's own. A client that has
+not sent a LoRA yet is left out of the means; an absent client counts with the last LoRA it sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,10 @@ class FedALTConfig(MethodConfig):
     """Options of FedALT."""
 
     own_weight: float = Field(
-        0.5, ge=0, le=1, description="a, of the client's own LoRA; the others' mean has 1 − a"
+        0.5,
+        ge=0,
+        le=1,
+        description="a, weight of the client's own LoRA; the others' mean has 1 − a",
     )
 
     @property
@@ -47,7 +50,7 @@ class FedALTServer(Server):
         self.known = torch.zeros(setup.num_clients, dtype=torch.bool, device=self.initial.device)
 
     def payload(self, i: int) -> Tensors:
-        """The mean of the others that have sent theirs; a LoRA whose product is zero before."""
+        """The mean over the other clients' LoRAs; before any has come, one with product zero."""
         others = self.known.clone()
         others[i] = False
         if not others.any():
@@ -76,7 +79,7 @@ class FedALTClient(Client):
     """Trains its own LoRA and head; the others' LoRA is frozen."""
 
     config: FedALTConfig
-    sent_model = None  # nobody goes on with a mean
+    sent_model = None  # no client continues from a mean
 
     def train(self, down: Tensors) -> Reply:
         """(θ_i, ω_i) ← SGD on W + (1 − a) B_o A_o + a B_i A_i."""
@@ -98,7 +101,7 @@ class FedALTClient(Client):
         return Params.of(own.tensors() | self.state)
 
     def loras(self) -> TwoLoRAs:
-        """How the two are one θ."""
+        """How the two LoRAs are laid out in one θ."""
         return TwoLoRAs.of(self.task, "FedALT", self.config.own_weight)
 
 
@@ -108,6 +111,6 @@ METHOD = Method(
     client=FedALTClient,
     config=FedALTConfig,
     title="FedALT",
-    summary="one's own LoRA beside the frozen mean of the others', with fixed weights",
+    summary="a personal LoRA beside the frozen mean of the others', with fixed weights",
     grid={"own_weight": (0.3, 0.5, 0.7, 0.9)},
 )

@@ -1,4 +1,4 @@
-"""FedAvg: one adapter and one head for all, the weighted mean of the clients'.
+"""FedAvg: one adapter and one head for all clients, the weighted mean of theirs.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 AISTATS 2017, Algorithm 1.
@@ -45,11 +45,11 @@ class FedAvgServer(Server):
         return self.mean()
 
     def mean(self) -> Tensors:
-        """The global φ, which others than FedAvg personalise."""
+        """The global φ, which subclasses personalise."""
         return {"adapter": self.adapter, "head": self.head}
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
-        """Average what came back."""
+        """Average the replies."""
         adapters, present = self.setup.stack(replies, "adapter", self.adapter)
         heads, _ = self.setup.stack(replies, "head")
         self.adapter = self.steps["adapter"](self.adapter, self.setup.aggregate(adapters, present))
@@ -75,7 +75,7 @@ class FedAvgClient(Client):
         return Params.of(down)
 
     def evaluate_mean(self, down: Tensors) -> Reply:
-        """Nothing: that is what `evaluate` scores."""
+        """Nothing to add: `evaluate` already scores the mean."""
         return Reply()
 
 

@@ -5,7 +5,7 @@ Classification", 2019, Section 4.3.
 
 Sent down and up: θ and ω. Evaluated: the global φ on each client's data.
 
-Deviations: as FedAvg's. Other methods that average have the same as an option, `server_momentum`.
+Deviations: as FedAvg's. Other averaging methods offer the same as an option, `server_momentum`.
 """
 
 from pydantic import Field

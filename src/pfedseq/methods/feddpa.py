@@ -1,4 +1,4 @@
-"""FedDPA-T: a global LoRA by FedAvg, and beside it a LoRA of each client's own.
+"""FedDPA-T: a global LoRA trained by FedAvg, and a private LoRA beside it for each client.
 
 Yang et al., "Dual-Personalizing Adapter for Federated Foundation Models", NeurIPS 2024.
 
@@ -8,7 +8,7 @@ Sent down and up: the global LoRA θ_g (the size of one adapter) and its ω. Eva
 Deviations: the weight a is fixed; the paper's weight for each test example, by its likeness to the
 client's training examples, is left out. θ_g is trained alone, then θ_i under the θ_g that was
 received. The paper's language models have no head: here ω goes with θ_g, and ω_i with θ_i.
-The server weighs clients by |D_i|, as Eq. (1) does for every method here.
+The server weights clients by |D_i|, as Eq. (1) does for every method here.
 """
 
 from pydantic import Field
@@ -25,7 +25,7 @@ class FedDPAConfig(AveragingConfig):
     """Options of FedDPA."""
 
     own_weight: float = Field(
-        0.5, ge=0, le=1, description="a, of the client's own LoRA; the global one has 1 − a"
+        0.5, ge=0, le=1, description="a, weight of the client's own LoRA; the global one has 1 − a"
     )
 
     @property
@@ -50,7 +50,7 @@ class FedDPAClient(Client):
     """Trains the global LoRA for the others, then its own beside the global one."""
 
     config: FedDPAConfig
-    sent_model = None  # of the global LoRA, a part of θ, alone
+    sent_model = None  # the mean covers the global LoRA only, a part of θ
 
     def train(self, down: Tensors) -> Reply:
         """θ_g ← SGD on W + B_g A_g; then θ_i ← SGD on W + (1 − a) B_g A_g + a B_i A_i."""
@@ -76,12 +76,12 @@ class FedDPAClient(Client):
         return self.loras().alone(Params.of(down))
 
     def own(self, received: Params) -> Params:
-        """θ_i and ω_i; at first a new LoRA under the head that was received."""
+        """θ_i and ω_i; initially a new LoRA and the received head."""
         initial = Params(self.loras().second(self.task.initial.adapter), received.head)
         return Params.of(initial.tensors() | self.state)
 
     def loras(self) -> TwoLoRAs:
-        """How the two are one θ."""
+        """How the two LoRAs are laid out in one θ."""
         return TwoLoRAs.of(self.task, "FedDPA", self.config.own_weight)
 
 
@@ -91,6 +91,6 @@ METHOD = Method(
     client=FedDPAClient,
     config=FedDPAConfig,
     title="FedDPA-T",
-    summary="a global LoRA by FedAvg and a LoRA of one's own beside it, with fixed weights",
+    summary="a global LoRA trained by FedAvg beside a private one, with fixed weights",
     grid={"own_weight": (0.3, 0.5, 0.7, 0.9)},
 )

@@ -1,12 +1,12 @@
-"""FedProx: FedAvg whose clients are pulled back to where they started.
+"""FedProx: FedAvg whose clients are pulled back to the received model.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2.
 
 Sent down and up: θ and ω. Evaluated: the global φ on each client's data.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here, where the
-paper draws them with that probability. Every client makes the same passes; the paper's stragglers,
-which make fewer, are left out.
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here, where the
+paper samples them with that probability. Every client makes the same passes; the paper's
+stragglers, which make fewer, are left out.
 """
 
 from pydantic import Field
@@ -45,6 +45,6 @@ METHOD = Method(
     client=FedProxClient,
     config=FedProxConfig,
     title="FedProx",
-    summary="FedAvg with a proximal term to the model that was received",
+    summary="FedAvg with a proximal term towards the received model",
     grid={"proximal_weight": (0.001, 0.01, 0.1, 1.0)},
 )

@@ -1,11 +1,11 @@
-"""FedRep: a shared representation (the adapter), a head of each client's own.
+"""FedRep: a shared representation (the adapter) and a private head for each client.
 
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning",
 ICML 2021, Algorithm 1.
 
 Sent down and up: θ. Evaluated: the received θ with the client's own ω_i.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. The head
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here. The head
 phase fixes θ, so the features are computed once and reused (`part="head"` of `Task.grad`).
 """
 
@@ -66,6 +66,6 @@ METHOD = Method(
     client=FedRepClient,
     config=FedRepConfig,
     title="FedRep",
-    summary="shared adapter, own heads",
-    training="both phases take them, each for the part that it moves",
+    summary="shared adapter, private heads",
+    training="apply to both phases, each for the part it trains",
 )

@@ -1,19 +1,19 @@
-"""FedRoD: one head that does well on every class, and beside it one for the client's own.
+"""FedRoD: a generic head that does well on every class, plus a personal head for each client.
 
 Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification",
 ICLR 2022, Algorithm 1 (the linear personal head).
 
-Sent down and up: θ and the generic head ω. Evaluated: θ under ω + ω_i, the generic head and what
-the client has added to it.
+Sent down and up: θ and the generic head ω. Evaluated: θ under ω + ω_i, the sum of the generic
+and the personal head.
 
 θ and ω are trained by balanced softmax: the cross-entropy of the logits plus log n_c, where n_c
-is how many examples of class c the client has. That is the plain loss of a head whose bias is
-larger by log n_c, so its gradient is `Task.grad` there.
+is how many examples of class c the client has. This equals the plain loss of a head whose bias is
+larger by log n_c, so its gradient is `Task.grad` at that head.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. ω_i is
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here. ω_i is
 trained after θ and ω, on fixed features and `head_epochs` times, where the authors alternate in
-every batch. A class that the client does not have gets log 1e-12 for log 0. The variant whose ω_i
-comes from a hypernetwork is left out.
+every batch. A class without examples at the client gets log 1e-12 instead of log 0. The variant
+whose ω_i comes from a hypernetwork is left out.
 """
 
 import torch
@@ -26,7 +26,7 @@ from pfedseq.methods.parts.server_steps import AveragingConfig
 from pfedseq.params import Params
 
 ABSENT = 1e-12
-"""What stands for zero examples of a class."""
+"""Count used for a class without examples."""
 
 
 class FedRoDConfig(AveragingConfig):
@@ -36,7 +36,7 @@ class FedRoDConfig(AveragingConfig):
 
 
 class FedRoDClient(Client):
-    """Balanced training of (θ, ω) for all, then a head on top for oneself."""
+    """Trains (θ, ω) with balanced softmax, then a personal head on top."""
 
     config: FedRoDConfig
     sent_model = "generic"
@@ -57,7 +57,7 @@ class FedRoDClient(Client):
         return Params(down["adapter"], down["head"] + self.own_head())
 
     def own_head(self) -> Tensor:
-        """ω_i (H,), at first zero."""
+        """ω_i (H,), initially zero."""
         return self.state.get("own_head", torch.zeros_like(self.task.initial.head))
 
     def prior(self) -> Tensor:
@@ -73,5 +73,5 @@ METHOD = Method(
     client=FedRoDClient,
     config=FedRoDConfig,
     title="FedRoD",
-    summary="a generic head trained for balance, and what each client adds to it",
+    summary="a generic head trained with balanced softmax plus a personal head per client",
 )

@@ -1,11 +1,11 @@
-"""FedSA-LoRA: LoRA's A is common, its B and the head are each client's own.
+"""FedSA-LoRA: LoRA's A is shared; B and the head are private.
 
 Guo et al., "Selective Aggregation for Low-Rank Adaptation in Federated Learning", ICLR 2025.
 
 Sent down and up: A. Evaluated: the received A with the client's own B_i and ω_i.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. Of DoRA, the
-lengths of rows stay with the client, as B does.
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here. With DoRA,
+the row magnitudes stay with the client, as B does.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class FedSALoRAClient(Client):
     """Tunes A, B and ω together, and keeps B and ω."""
 
     config: AveragingConfig
-    sent_model = None  # a part of the model alone is averaged
+    sent_model = None  # only a part of the model is averaged
 
     def train(self, down: Tensors) -> Reply:
         """(A_i, B_i, ω_i) ← SGD from (A, B_i, ω_i)."""
@@ -75,5 +75,5 @@ METHOD = Method(
     client=FedSALoRAClient,
     config=AveragingConfig,
     title="FedSA-LoRA",
-    summary="LoRA's A is averaged; B and the heads are the clients' own",
+    summary="LoRA's A is averaged; B and the heads are private",
 )

@@ -1,14 +1,14 @@
-"""FFA-LoRA: LoRA's A stays as it was drawn, B is averaged.
+"""FFA-LoRA: LoRA's A stays at its random initial value; B is averaged.
 
 Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024.
 
 Sent down and up: B and ω. Evaluated: (A⁰, B, ω), the same for all, on each client's data.
 
-With A fixed, the mean of the products B_i A⁰ is the product of the mean B, and noise that is added
-to B for privacy is not multiplied by noise in A.
+With A fixed, the mean of the products B_i A⁰ is the product of the mean B, and privacy noise added
+to B is not multiplied by noise in A.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. DoRA's
-lengths of rows go with B.
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here. DoRA's
+row magnitudes are treated like B.
 """
 
 from torch import Tensor
@@ -26,7 +26,7 @@ def trained_entries(factors: Factors | None, like: Tensor) -> Tensor:
 
 
 class FFALoRAServer(FedAvgServer):
-    """FedAvg's, over what is not A: `adapter` is that part of θ (K, D − |A|)."""
+    """FedAvg over everything but A: `adapter` is that part of θ (K, D − |A|)."""
 
     def start(self, setup: Setup) -> tuple[Tensor, Tensor]:
         """B⁰ and ω^0."""
@@ -38,7 +38,7 @@ class FFALoRAClient(Client):
     """Local training in which A does not move."""
 
     config: AveragingConfig
-    sent_model = None  # a part of the model alone is averaged
+    sent_model = None  # only a part of the model is averaged
 
     def train(self, down: Tensors) -> Reply:
         """(B_i, ω_i) ← SGD from (B, ω) under A⁰."""
@@ -56,11 +56,11 @@ class FFALoRAClient(Client):
         return Params(adapter, down["head"])
 
     def evaluate_mean(self, down: Tensors) -> Reply:
-        """Nothing: that is what `evaluate` scores."""
+        """Nothing to add: `evaluate` already scores the mean."""
         return Reply()
 
     def mask(self) -> Tensor:
-        """(D,) what moves."""
+        """(D,) mask of the trained entries."""
         return trained_entries(self.task.factors, self.task.initial.adapter)
 
 

@@ -1,4 +1,4 @@
-"""FlexLoRA: the server averages the products BA and cuts their mean down to each client's rank.
+"""FlexLoRA: the server averages the products BA and truncates the mean to each client's rank.
 
 Bai et al., "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
 Resources", NeurIPS 2024.
@@ -6,12 +6,12 @@ Resources", NeurIPS 2024.
 Sent down and up: θ and ω. Evaluated: the client's θ, of its rank, and ω.
 
 The mean ΔW = Σ_i p_i B_i A_i has a rank of at most N r. Its singular value decomposition U S Vᵀ
-comes from QR decompositions of [p_1 B_1, …, p_N B_N] and [A_1; …; A_N]ᵀ, so that nothing of W's
-size is made. Client i gets B = U_r S_r and A = V_rᵀ of the r largest singular values.
+comes from QR decompositions of [p_1 B_1, …, p_N B_N] and [A_1; …; A_N]ᵀ, so that no matrix of
+W's size is formed. Client i gets B = U_r S_r and A = V_rᵀ of the r largest singular values.
 
 Deviations: a client whose rank is below `adapter.rank` has zeros in the rows of A and columns of B
-beyond it; both factors being zero, so are their gradients, and they stay zero. The zeros are sent,
-too. α/r is the same for every rank.
+beyond it; since both factors are zero, so are their gradients, and they stay zero. The zeros are
+sent as well. α/r is the same for every rank.
 """
 
 from collections.abc import Mapping
@@ -31,8 +31,9 @@ class FlexLoRAConfig(MethodConfig):
 
     ranks: tuple[int, ...] = Field(
         (),
-        description="the clients' ranks in the order of their numbers, from the start again where "
-        "there are more clients; none: adapter.rank for all",
+        description="the clients' ranks in order of client number, repeated when there are more "
+        "clients; "
+        "none: adapter.rank for all",
     )
 
 
@@ -45,7 +46,7 @@ class FlexLoRAServer(FedAvgServer):
         self.factors = factors_needed(setup.factors, "FlexLoRA", alone=True)
         if setup.aggregation != "mean":
             raise InputError(
-                "FlexLoRA averages products of factors and has no median of them: set "
+                "FlexLoRA averages products of factors and supports no median: set "
                 "federation.aggregation to 'mean'"
             )
         if any(not 1 <= rank <= self.factors.rank for rank in config.ranks):
@@ -56,7 +57,7 @@ class FlexLoRAServer(FedAvgServer):
         super().__init__(config, setup)
 
     def payload(self, i: int) -> Tensors:
-        """θ cut down to the client's rank, and ω."""
+        """θ truncated to the client's rank, and ω."""
         return {"adapter": self._of_rank(self.adapter, self._rank(i)), "head": self.head}
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
@@ -100,7 +101,7 @@ def truncated_mean(clients: Matrices, weights: Tensor, rank: int) -> Matrices:
 
 
 class FlexLoRAClient(FedAvgClient):
-    """FedAvg's, from a θ in other coordinates every round."""
+    """FedAvg's client; θ arrives in different coordinates each round."""
 
     sent_model = None
 
@@ -111,5 +112,5 @@ METHOD = Method(
     client=FlexLoRAClient,
     config=FlexLoRAConfig,
     title="FlexLoRA",
-    summary="averages LoRA's products and cuts the mean down to each client's rank",
+    summary="averages LoRA's products and truncates the mean to each client's rank",
 )

@@ -1,17 +1,17 @@
-"""FLoRAL: a few common LoRAs, and each client's own mixture of them.
+"""FLoRAL: a few shared LoRAs, mixed differently by each client.
 
 Almansoori et al., "Collaborative and Efficient Personalization with Mixtures of Adaptors",
 CPAL 2025.
 
 Sent down and up: C LoRAs and ω. Evaluated: ω on W + Σ_c π_ic B_c A_c with the client's own
-π_i = softmax(ρ_i); the C LoRAs are side by side one of C times the rank.
+π_i = softmax(ρ_i); the C LoRAs form one LoRA of C times the rank.
 
 With θ · w for θ whose B are multiplied by π_i, ∂L/∂B_c = π_ic ∂L/∂(π_ic B_c), and
 ∂L/∂π_ic = ⟨∂L/∂(π_ic B_c), B_c⟩ =: s_c, from which ∂L/∂ρ_ic = π_ic (s_c − Σ_d π_id s_d).
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here; the paper's
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here; the paper's
 further weighting of an adaptor by the clients' π_ic is left out, and so is the tuning of the base
-model: our backbone is frozen. A client that has not trained yet mixes evenly.
+model: our backbone is frozen. A client that has not trained yet uses equal weights.
 """
 
 import torch
@@ -28,7 +28,7 @@ from pfedseq.params import Params
 class FLoRALConfig(AveragingConfig):
     """Options of FLoRAL."""
 
-    num_adapters: int = Field(2, ge=1, description="C, LoRAs that the clients share")
+    num_adapters: int = Field(2, ge=1, description="C, number of LoRAs shared by the clients")
     mixing_lr: float = Field(0.1, gt=0, description="rate of the logits ρ_i of the mixture")
 
     @property
@@ -38,7 +38,7 @@ class FLoRALConfig(AveragingConfig):
 
 
 class FLoRALServer(FedAvgServer):
-    """FedAvg's, over C LoRAs."""
+    """FedAvg over C LoRAs."""
 
     def start(self, setup: Setup) -> tuple[Tensor, Tensor]:
         """θ^0 and ω^0."""
@@ -47,7 +47,7 @@ class FLoRALServer(FedAvgServer):
 
 
 class FLoRALClient(Client):
-    """Trains the LoRAs through its mixture, and the mixture with them."""
+    """Trains the LoRAs and its mixture weights jointly."""
 
     config: FLoRALConfig
 
@@ -75,7 +75,7 @@ class FLoRALClient(Client):
         return Params(down["adapter"] * even, down["head"])
 
     def slopes(self, gradient: Tensor, adapter: Tensor) -> Tensor:
-        """∂L/∂π_ic (C,): over B_c alone, as A carries no weight."""
+        """∂L/∂π_ic (C,): over B_c only, since A carries no weight."""
         factors, blocks = self.factors(), self.config.num_adapters
         products = gradient * adapter * factors.mask("B", adapter)
         return torch.stack([block.sum() for block in factors.split(products, blocks)])
@@ -86,7 +86,7 @@ class FLoRALClient(Client):
         return self.state.get("logits", start)
 
     def factors(self) -> Factors:
-        """Where the A and B of all C are."""
+        """Layout of A and B of all C LoRAs."""
         return factors_needed(self.task.factors, "FLoRAL", alone=True)
 
 
@@ -96,6 +96,6 @@ METHOD = Method(
     client=FLoRALClient,
     config=FLoRALConfig,
     title="FLoRAL",
-    summary="a few common LoRAs, mixed by each client in its own way",
+    summary="a few shared LoRAs, mixed differently by each client",
     grid={"num_adapters": (2, 3, 4), "mixing_lr": (0.1, 1.0)},
 )

@@ -1,4 +1,4 @@
-"""GHBM: FedAvg with heavy-ball momentum over a window of rounds, which the clients take in.
+"""GHBM: FedAvg with heavy-ball momentum over a window of rounds, applied in the clients' steps.
 
 Zaccone et al., "Communication-Efficient Heterogeneous Federated Learning with Generalized
 Heavy-Ball Momentum", TMLR 2025, Algorithm 1.
@@ -6,13 +6,13 @@ Heavy-Ball Momentum", TMLR 2025, Algorithm 1.
 Sent down: θ and ω, and m of their size. Sent up: θ and ω. Evaluated: the global φ on each client's
 data.
 
-m = (φ^{t−τ} − φ^t) / τ is the mean step back over the last τ rounds, and zero before there are so
-many. Each of a client's J local steps also goes −β m / J, so that a round goes on by
-β (φ^t − φ^{t−τ}) / τ. The window τ lets every client have its say in m although only some take part
-in a round.
+m = (φ^{t−τ} − φ^t) / τ is the mean step back over the last τ rounds, and zero in the first τ
+rounds. Each of a client's J local steps also moves by −β m / J, so that a round adds β (φ^t −
+φ^{t−τ}) / τ. The window τ lets every client contribute to m although only some participate in a
+round.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. The variants
-in which a client keeps its former model in place of receiving m (LocalGHBM, FedHBM) are left out.
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here. The variants
+in which a client stores its former model instead of receiving m (LocalGHBM, FedHBM) are left out.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ class GHBMConfig(MethodConfig):
 
     server_momentum: float = Field(0.9, ge=0, lt=1, description="β; authors: 0.9")
     server_window: int = Field(
-        10, ge=1, description="τ, rounds that m looks back; authors: 1 / share of participants"
+        10, ge=1, description="τ, rounds that m looks back; authors: 1 / participation rate"
     )
 
 
 class GHBMServer(FedAvgServer):
-    """FedAvg's, with the last τ models."""
+    """FedAvg's server; stores the last τ models."""
 
     config: GHBMConfig
     persistent = (*FedAvgServer.persistent, "past")
@@ -50,7 +50,7 @@ class GHBMServer(FedAvgServer):
         return {**self.mean(), "momentum": self.past.momentum(model)}
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
-        """Keep what was sent out, and average."""
+        """Store the model that was sent, then average."""
         before = Params(self.adapter, self.head).flat()
         super().update(t, replies)
         self.past.append(before)

@@ -1,4 +1,4 @@
-"""Local: each client tunes its own adapter and head, and nobody shares anything.
+"""Local: each client tunes its own adapter and head; nothing is shared.
 
 Sent: nothing. Evaluated: the client's own φ_i.
 
@@ -12,7 +12,7 @@ from pfedseq.params import Params
 
 
 class LocalServer(Server):
-    """A server with nothing to say."""
+    """A server that sends and receives nothing."""
 
     def payload(self, i: int) -> Tensors:
         """Send nothing."""
@@ -35,7 +35,7 @@ class LocalClient(Client):
         return Reply()
 
     def personal(self, down: Tensors) -> Params:
-        """φ_i, the initial model before the first round."""
+        """φ_i; the initial model before the first round."""
         return Params.of(self.task.initial.tensors() | self.state)
 
 
@@ -46,6 +46,6 @@ METHOD = Method(
     config=MethodConfig,
     title="Local",
     summary="each client alone; nothing is shared",
-    training="every local step takes them; optimizer_state = 'average' is refused: nothing is "
+    training="apply to every local step; optimizer_state = 'average' is refused: nothing is "
     "averaged",
 )

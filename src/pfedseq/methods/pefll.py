@@ -1,4 +1,4 @@
-"""PeFLL: a network embeds each client's data, and a hypernetwork writes its adapter from that.
+"""PeFLL: a network embeds each client's data, and a hypernetwork generates its adapter from it.
 
 Scott, Zakerinia and Lampert, "PeFLL: Personalized Federated Learning by Learning to Learn",
 ICLR 2024, Algorithm 1.
@@ -9,13 +9,13 @@ f. Evaluated: h(v_i) with v_i over all of the client's training data, and the cl
 Deviations: plain local SGD over the round's passes, where the original makes 50 inner steps with
 momentum 0.9 and a weight decay; f has the 16 and 32 channels of the original's code, where the
 pFedSeq paper speaks of 32. All clients answer, with one Adam step a round for h and f. `describe`
-closes a round where the original opens it: with one sending of f, the client embeds a batch for
-the next round's training and all its data for the evaluation. The scalars that standardise v are
-taken once, as in the original, but over all clients' first batches: one client's v has no
-deviation where d = 1. v is a mean over examples (the original's code divides by 2); absent
-classes are not masked in the test. Texts, which the original has not, are embedded by an MLP over
+ends a round, where the original starts with it: having received f once, the client embeds a batch
+for the next round's training and all its data for the evaluation. The scalars that standardise v
+are taken once, as in the original, but over all clients' first batches: one client's v has no
+deviation where d = 1. v is a mean over examples (the original's code divides by 2); absent classes
+are not masked in the test. Texts, which the original does not cover, are embedded by an MLP over
 the mean of their words' frozen embeddings. θ_i starts at θ^0 (see `AdapterGenerator`). A client
-that was not described does not train; one that leaves before `backprop` adds nothing to the
+without a descriptor does not train; one that leaves before `backprop` contributes nothing to the
 gradient of f.
 """
 
@@ -35,10 +35,10 @@ from pfedseq.methods.parts.hypernets import (
     embedding_network,
 )
 from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
-from pfedseq.optim import clipped_step, pull_back
+from pfedseq.methods.parts.step_along import clipped_step, pull_back
 
 _KEPT = "embedding/"
-"""Prefix of f's weights in a client's state, where they wait for `backprop`."""
+"""Prefix of f's weights in a client's state, where they are kept for `backprop`."""
 
 
 class PeFLLServer(OwnHeadServer):
@@ -55,7 +55,7 @@ class PeFLLServer(OwnHeadServer):
         super().__init__(config, setup)
         num_classes, num_clients, dim = setup.num_classes, setup.num_clients, descriptor_dim(setup)
         if num_classes is None:
-            raise InputError("pefll embeds labels: its server must be told the number of classes")
+            raise InputError("pefll embeds labels: its server needs the number of classes")
         self.f = build(
             lambda: embedding_network(setup.sketch_shape, num_classes, dim), setup, "embedding"
         )
@@ -74,7 +74,7 @@ class PeFLLServer(OwnHeadServer):
         return {"adapter": adapter} | self.common_head()
 
     def run_round(self, t: int, clients: Clients) -> None:
-        """Train from the last descriptors, finish the gradient of f, step, describe anew."""
+        """Train from the last descriptors, finish the gradient of f, step, describe again."""
         if t == 1:
             self._describe(0, clients)
         with torch.no_grad():
@@ -120,7 +120,7 @@ class PeFLLServer(OwnHeadServer):
         )
 
     def _describe(self, t: int, clients: Clients) -> None:
-        """Send f to those that train next, and collect v_i, of one batch and of all the data."""
+        """Send f to the next participants and collect v_i, of one batch and of all the data."""
         weights = {name: weight.detach().clone() for name, weight in self.f.named_parameters()}
         replies = clients.call("describe", t, dict.fromkeys(clients.participants(t + 1), weights))
         if not replies:
@@ -135,7 +135,7 @@ class PeFLLServer(OwnHeadServer):
 
 
 class PeFLLClient(OwnHeadClient):
-    """Embeds its data, trains what it gets for that, and finishes the gradient of f."""
+    """Embeds its data, trains the adapter generated from it, and finishes the gradient of f."""
 
     steps = (*OwnHeadClient.steps, "describe", "backprop")
 

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a common model from which one gradient step makes a good personal one.
+"""Per-FedAvg: a common model that one gradient step turns into a good personal one.
 
 Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
 Meta-Learning Approach", NeurIPS 2020, Algorithm 1, first-order version (FO).
@@ -6,9 +6,9 @@ Meta-Learning Approach", NeurIPS 2020, Algorithm 1, first-order version (FO).
 Sent down and up: θ and ω. Evaluated: the global φ after one SGD step on one random batch of the
 client's training data.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. α and β are
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here. α and β are
 both the local rate unless `inner_lr` says otherwise, since the pFedSeq paper tunes one rate. A
-meta-step takes two consecutive batches of one pass; where the number of batches is odd the last
+meta-step takes two consecutive batches of one pass; if the number of batches is odd, the last
 one is halved, so that every example is used once and a client with a single batch still trains.
 """
 
@@ -26,7 +26,7 @@ class PerFedAvgConfig(AveragingConfig):
     """Options of Per-FedAvg."""
 
     inner_lr: float | None = Field(
-        None, gt=0, description="α, rate of the adaptation step; as lr where it is not given"
+        None, gt=0, description="α, rate of the adaptation step; default: lr"
     )
 
     @property
@@ -36,7 +36,7 @@ class PerFedAvgConfig(AveragingConfig):
 
 
 class PerFedAvgClient(Client):
-    """Meta-steps: the gradient is taken where one step of adaptation leads."""
+    """Meta-steps: the gradient is taken after one adaptation step."""
 
     config: PerFedAvgConfig
 
@@ -82,5 +82,5 @@ METHOD = Method(
     config=PerFedAvgConfig,
     title="Per-FedAvg",
     summary="a global model that one local step personalises (first-order MAML)",
-    training="the meta-step takes them; the adaptation step is plain SGD at inner_lr",
+    training="apply to the meta-step; the adaptation step is plain SGD at inner_lr",
 )

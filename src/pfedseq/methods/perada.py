@@ -1,4 +1,4 @@
-"""PerAda: personal models held near a global one that is distilled from all clients' models.
+"""PerAda: personal models near a global one that is distilled from all clients' models.
 
 Xie et al., "PerAda: Parameter-Efficient Federated Learning Personalization with Generalization
 Guarantees", CVPR 2024, Algorithm 1.
@@ -8,9 +8,10 @@ Sent down: the global φ. Sent up: φ_i. Evaluated: the client's own personal mo
 Deviations: the penalty is λ ‖v − φ‖², without ½, as in the authors' code, so that its gradient
 is 2λ (v − φ). The authors' code also keeps labelled validation data at the server, which picks
 the best step of the distillation and may discard it: here the server sees no labels and takes
-the last step. Their code stops distilling after 30 rounds; their algorithm does not, and nor do
-we (`distillation_rounds` limits it). Only clients that answer teach, each with the same weight.
-Each batch, once read, serves a step of v_i and a step of φ_i, as in Ditto; neither sees the other.
+the last step. Their code stops distilling after 30 rounds; their algorithm and this implementation
+do not (`distillation_rounds` sets a limit). All clients that answer act as teachers with equal
+weight. Each batch, once read, serves a step of v_i and a step of φ_i, as in Ditto; neither sees the
+other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +29,14 @@ from pfedseq.params import Params
 class PerAdaConfig(DittoConfig):
     """Options of PerAda."""
 
-    distillation_steps: int = Field(100, ge=0, description="steps a round; paper: 100")
+    distillation_steps: int = Field(
+        100, ge=0, description="distillation steps per round; paper: 100"
+    )
     distillation_lr: float = Field(
         0.005, gt=0, description="Adam's rate; paper: 0.005 of {0.001, 0.005, 0.01, 0.05}"
     )
     distillation_batch_size: int = Field(
-        32, ge=1, description="auxiliary images a step; paper: unstated, original 256 and 2048"
+        32, ge=1, description="auxiliary images per step; paper: unstated, original 256 and 2048"
     )
     distillation_rounds: int | None = Field(
         None, ge=1, description="distil in the first rounds only (the authors' code: 30)"
@@ -55,7 +58,7 @@ class PerAdaServer(FedAvgServer):
         self.auxiliary = setup.auxiliary
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
-        """Average, every client alike, then distil."""
+        """Average with equal weights, then distil."""
         adapters, present = self.setup.stack(replies, "adapter")
         heads, _ = self.setup.stack(replies, "head")
         student = Params(
@@ -84,12 +87,12 @@ class PerAdaServer(FedAvgServer):
 
 
 class PerAdaClient(DittoClient):
-    """Ditto's, with a penalty without ½: v_i under a pull, and plain SGD on a copy of φ."""
+    """Ditto's client with a penalty without ½: v_i with a pull, and plain SGD on a copy of φ."""
 
     config: PerAdaConfig
 
     def pull(self) -> float:
-        """What multiplies v_i − φ: 2λ, as the penalty is λ ‖v_i − φ‖²."""
+        """The factor of v_i − φ in the gradient: 2λ, since the penalty is λ ‖v_i − φ‖²."""
         return 2 * self.config.proximal_weight
 
 
@@ -100,7 +103,7 @@ METHOD = Method(
     config=PerAdaConfig,
     title="PerAda",
     summary="personal models near a global one, which is distilled from all clients' models",
-    training="as ditto at the clients; the distillation has Adam at distillation_lr",
+    training="as in ditto at the clients; distillation uses Adam at distillation_lr",
     grid={
         "proximal_weight": (0.01, 0.1, 1.0, 10.0),
         "distillation_lr": (0.001, 0.005, 0.01, 0.05),

@@ -1,4 +1,4 @@
-"""pFedHN: one hypernetwork writes every client's adapter from a learned descriptor of it.
+"""pFedHN: one hypernetwork generates every client's adapter from a learned descriptor.
 
 Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021, Algorithm 1
 (with local heads: the paper's pFedHN-PC).
@@ -9,8 +9,8 @@ Deviations: plain local SGD over the round's passes, where the original makes 50
 momentum 0.9 and a weight decay. The original visits one random client a step, with SGD; here, as
 the pFedSeq paper has it, all clients answer and Adam steps once a round, along the mean of their
 gradients. The heads start so that θ_i = θ^0 (see `AdapterGenerator`). A client that misses a
-round adds nothing to the gradient, and its descriptor and Adam's memory of it stay as they were.
-One that joins later starts with the mean of the others' descriptors.
+round adds nothing to the gradient, and its descriptor and Adam's state for it stay unchanged. A
+client that joins later starts with the mean of the others' descriptors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pfedseq.federation import Method, Reply, Setup, Tensors
 from pfedseq.methods.parts.hypernets import GeneratorConfig, build, build_generator, descriptor_dim
 from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
-from pfedseq.optim import step_along
+from pfedseq.methods.parts.step_along import step_along
 
 
 class PFedHNServer(OwnHeadServer):
@@ -34,7 +34,7 @@ class PFedHNServer(OwnHeadServer):
     def __init__(self, config: GeneratorConfig, setup: Setup) -> None:
         super().__init__(config, setup)
         num_clients, dim = setup.num_clients, descriptor_dim(setup)
-        self.descriptors = build(  # one parameter each: Adam leaves alone what has no gradient
+        self.descriptors = build(  # one parameter each: Adam skips parameters without a gradient
             lambda: nn.ParameterList(torch.randn(dim) for _ in range(num_clients)),
             setup,
             "descriptors",
@@ -62,7 +62,7 @@ class PFedHNServer(OwnHeadServer):
         step_along(self.optimizer, self.generate(ids), direction, self.config.max_grad_norm)
 
     def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
-        """The others' descriptors stay, and what Adam remembers of them."""
+        """Keep the remaining clients' descriptors and Adam's state for them."""
         super().reseat(kept, newcomers)
         former = list(self.descriptors)
         mean = torch.stack(former).detach().mean(0)

@@ -7,10 +7,10 @@ Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i. Evaluated: the mixed θ_i with
 
 Deviations: Adam, as the pFedSeq paper has it. The step lets θ_i move along Δ_i, as the paper's
 equations say; a public implementation has the opposite sign. A layer is one backbone block. All
-clients are updated at once, from the same pool; public implementations walk through them one by
-one, so that later clients see earlier ones' new adapters. In round 1 all adapters are equal,
+clients are updated at once, from the same pool; public implementations process them one by one,
+so that later clients see the new adapters of earlier ones. In round 1 all adapters are equal,
 every mixture of them is the same and the gradient is zero: no step is taken, since Adam would
-blow up the rounding errors. A client that misses a round stays in the pool as it was.
+blow up the rounding errors. A client that misses a round keeps its last adapter in the pool.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pfedseq.federation import Method, Reply, Setup, Tensors
 from pfedseq.methods.parts.hypernets import HypernetConfig, LayerWeights, build
 from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
-from pfedseq.optim import step_along
+from pfedseq.methods.parts.step_along import step_along
 
 
 class PFedLAServer(OwnHeadServer):
@@ -30,7 +30,7 @@ class PFedLAServer(OwnHeadServer):
     config: HypernetConfig
     persistent = ("pool", "hypernets", "optimizer", *OwnHeadServer.persistent)
     takes = ("delta",)
-    needs_everyone = "every client's hypernetwork writes a weight for each of the others"
+    needs_everyone = "every client's hypernetwork emits a weight for each other client"
 
     def __init__(self, config: HypernetConfig, setup: Setup) -> None:
         super().__init__(config, setup)
@@ -44,7 +44,7 @@ class PFedLAServer(OwnHeadServer):
             setup,
             "layer weights",
         )
-        # Adam treats every number by itself: one optimizer is as good as one per hypernetwork.
+        # Adam is elementwise: one optimizer is equivalent to one per hypernetwork.
         self.optimizer = torch.optim.Adam(self.hypernets.parameters(), lr=config.hypernet_lr)
 
     def mix(self, i: int) -> Tensor:
@@ -57,7 +57,7 @@ class PFedLAServer(OwnHeadServer):
         return {"adapter": self.mix(i)} | self.common_head()
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
-        """Step each present client's hypernetwork along its Δ_i; renew its place in the pool."""
+        """Step each present client's hypernetwork along its Δ_i; update its adapter in the pool."""
         deltas, _ = self.setup.stack(replies, "delta")
         self.take_heads(replies)
         ids = sorted(replies)

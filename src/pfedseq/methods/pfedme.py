@@ -6,13 +6,13 @@ Algorithm 1.
 Sent down: θ and ω of w. Sent up: θ and ω of w_i. Evaluated: the client's own θ_i (here `inner`),
 the solution of the inner problem at the last batch it trained on.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here. A round is
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here. A round is
 `local_epochs` passes over the data, where the authors' R is a number of batches. As in their code,
 the inner gradient carries a weight decay, and the inner problem of each batch starts from the
 solution of the batch before. Their inner rate of 0.09 diverges on a ViT's features (curvature up to
 85 was measured, and η_p (λ + curvature) must stay below 2). η_p is `lr`, and `head_lr` for ω, as in
-every gradient step on the loss. The draw of w_i towards θ_i (`outer_lr`) is a weighted mean of the
-two, stable for every η λ ≤ 1, and takes adapters and heads alike.
+every gradient step on the loss. The step of w_i towards θ_i (`outer_lr`) is a weighted mean of the
+two, stable for every η λ ≤ 1, and the same for adapters and heads.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class PFedMeConfig(MethodConfig):
 
 
 def overshoot(rate: str, product: float, limit: float) -> str:
-    """Why two options do not go together."""
+    """The error message for two options whose product is too large."""
     return (
         f"{rate} · proximal_weight is {product:.3g} and must not exceed {limit}, or the steps "
         "overshoot: lower one of the two"
@@ -73,7 +73,7 @@ class PFedMeServer(FedAvgServer):
 
 
 class PFedMeClient(Client):
-    """For each batch: solve for θ_i near w_i, then draw w_i towards θ_i."""
+    """For each batch: solve for θ_i near w_i, then move w_i towards θ_i."""
 
     config: PFedMeConfig
 
@@ -99,7 +99,7 @@ class PFedMeClient(Client):
         return inner
 
     def personal(self, down: Tensors) -> Params:
-        """θ_i; the received w before the client has trained."""
+        """θ_i; before the client's first training, the received w."""
         return Params.of(down | self.state)
 
 
@@ -110,6 +110,6 @@ METHOD = Method(
     config=PFedMeConfig,
     title="pFedMe",
     summary="personal models tied to a global one by a Moreau envelope",
-    training="the draw of w_i takes them, adapters and heads at one rate; the inner steps are "
-    "plain SGD at inner_lr",
+    training="apply to the step of w_i, with one rate for adapters and heads; the inner steps "
+    "are plain SGD at inner_lr",
 )

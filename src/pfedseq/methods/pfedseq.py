@@ -7,12 +7,12 @@ Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i (`OwnHeadClient`). Evaluated: t
 client's own ω_i.
 
 Deviations: by default the learner departs from Appendix A: no RMSNorm and no SiLU within its
-blocks, a rate of 1e-4 where the paper has 1e-3, and an Adam ε of 1e-16. What the paper leaves open
-is the scale of its inputs and outputs, where it starts and what it forgets. All are options of
+blocks, a rate of 1e-4 where the paper has 1e-3, and an Adam ε of 1e-16. The paper leaves open the
+scale of inputs and outputs, the initialisation and the forgetting. All are options of
 `LearnerConfig`, docs/explanation/learner.md has the evidence, and the preset `literal` is the plain
 reading. A client that misses a round keeps its last Δ in the
-history and is not in Eq. (1); one without any update in the window, such as a newcomer, gets no ξ.
-With the clients that join and leave, learner and history become wider and narrower (`reseat`).
+history and is left out of Eq. (1); a client without any update in the window, such as a newcomer,
+gets no ξ. When clients join or leave, learner and history are resized (`reseat`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
 from pfedseq.learners.history import Gap, Lengths, bounded, fill_gaps
 from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
 from pfedseq.methods.parts.server_steps import AveragingConfig, server_steps
-from pfedseq.optim import step_along
+from pfedseq.methods.parts.step_along import step_along
 from pfedseq.params import weighted_mean
 
 
@@ -48,22 +48,23 @@ class PFedSeqConfig(AveragingConfig, LearnerConfig):
     history_clip: float = Field(
         1.5,
         ge=0,
-        description="longest update that the learner sees, layer by layer, as a multiple of the "
-        "median of that client's last L; longer ones are scaled down; 0 and the paper: any",
+        description="bound on the length of an update as the learner sees it, per layer, "
+        "as a multiple of the median of that client's last L updates; longer ones are scaled "
+        "down; 0 (the paper): no bound",
     )
 
     def warmup(self, rounds: int) -> int:
-        """W in a run of so many rounds."""
+        """W for a run of `rounds` rounds."""
         given = self.warmup_rounds
         return min(10, max(2, rounds // 6)) if given is None else given
 
     def advice(self, rounds: int) -> list[str]:
-        """A warm-up that outlasts the run never lets the learner speak."""
+        """Warn if the warm-up lasts as long as the run, so that the learner is never used."""
         if self.warmup(rounds) < rounds:
             return []
         return [
             f"warmup_rounds = {self.warmup(rounds)} is not below run.rounds = {rounds}: "
-            "pFedSeq will send the mean adapter alone and never a personal one"
+            "pFedSeq will send only the mean adapter and never a personal one"
         ]
 
 
@@ -119,7 +120,7 @@ class PFedSeqServer(OwnHeadServer):
         self.figures = self._sizes(deltas, calibrations)
 
     def _bounded(self, deltas: Tensor) -> Tensor:
-        """Δ^t without outliers: a local step too far would set the scale of everyone's ξ."""
+        """Δ^t without outliers: one very long update would set the scale of everyone's ξ."""
         limit, seen = self.config.history_clip, deltas
         if limit and self.lengths:
             seen = bounded(deltas, self.lengths.usual(), limit)
@@ -127,7 +128,7 @@ class PFedSeqServer(OwnHeadServer):
         return seen
 
     def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
-        """Newcomers get the mean adapter; what was learnt for those that stay is kept."""
+        """Newcomers get the mean adapter; the remaining clients keep what was learnt for them."""
         super().reseat(kept, newcomers)
         joined = self._base().expand(len(newcomers), -1, -1)
         self.adapters = torch.cat([self.adapters[list(kept)], joined])
@@ -141,7 +142,7 @@ class PFedSeqServer(OwnHeadServer):
 
     @torch.no_grad()
     def _calibrations(self) -> Tensor:
-        """ξ^t (N, K, D), Eqs. (2) and (6); of it one part alone in two of the ablations."""
+        """ξ^t (N, K, D), Eqs. (2) and (6); two of the ablations keep only one part of it."""
         known = self.history.known()
         calibrations: Tensor = self.learner(self.history.inputs(), known)
         match self.config.ablation:
@@ -151,16 +152,16 @@ class PFedSeqServer(OwnHeadServer):
                 calibrations = calibrations - self._common(calibrations)
         if known.all():
             return calibrations
-        return torch.where(known[:, None, None], calibrations, 0.0)  # who is new gets the mean
+        return torch.where(known[:, None, None], calibrations, 0.0)  # newcomers get the mean
 
     def _common(self, calibrations: Tensor) -> Tensor:
-        """Σ_i |D_i| ξ_i / Σ_i |D_i| (K, D): what Eq. (1) adds to the mean adapter every round."""
+        """Σ_i |D_i| ξ_i / Σ_i |D_i| (K, D): what Eq. (1) adds to the mean each round."""
         return weighted_mean(calibrations, self.setup.num_examples)
 
     def _sizes(self, deltas: Tensor, calibrations: Tensor) -> dict[str, list[float]]:
-        """The RMS of Δ, of ξ and its two parts, and of the way from θ^0, in each layer."""
+        """The RMS of Δ, of ξ and its two parts, and of the distance from θ^0, in each layer."""
         common = self._common(calibrations)
-        of = {  # (N, D) or (D,) of each layer in turn: nothing of the size of (N, K, D) is made
+        of = {  # one layer at a time, (N, D) or (D,): nothing of size (N, K, D) is allocated
             "delta_rms": deltas.unbind(1),
             "calibration_rms": calibrations.unbind(1),
             "common_rms": common.unbind(),
@@ -175,7 +176,7 @@ def _rms(x: Tensor) -> Tensor:
 
 
 def _of_rows(deltas: Tensor, rows: Tensor | None) -> Tensor:
-    """Δ^t of the drawn rows, times D/R: on average the sum of Eq. (5) is that over all rows."""
+    """Δ^t of the sampled rows, times D/R, so that the sum of Eq. (5) is unbiased."""
     return deltas if rows is None else deltas[..., rows] * (deltas.shape[-1] / len(rows))
 
 

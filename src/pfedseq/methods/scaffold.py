@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg whose clients correct their steps by what the others' gradients are like.
+"""SCAFFOLD: FedAvg whose clients correct their drift with control variates.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
 Algorithm 1 with option II.
@@ -7,12 +7,12 @@ Sent down: θ, ω and the common control c. Sent up: θ_i, ω_i and the client's
 the size of φ. Evaluated: the global φ on each client's data.
 
 Option II sets c_i ← c_i − c + (x − y_i) / (K η). Each of the K steps of plain SGD is
-−η (g − c_i + c), so that is the mean of the K gradients g, which is how it is computed here: it
-holds for heads at a rate of their own and for any local optimiser.
+−η (g − c_i + c), so c_i is the mean of the K gradients g and is computed as such here: this holds
+for heads with their own rate and for any local optimiser.
 
-Deviations: the server weighs clients by |D_i|, as Eq. (1) does for every method here, in x and in
-c = Σ_i p_i c_i, where the paper takes plain means. It keeps every client's c_i, so that c is right
-when clients join (with c_i = 0) and leave.
+Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here, in x and in
+c = Σ_i p_i c_i, where the paper takes unweighted means. It stores every client's c_i, so that c
+stays correct when clients join (with c_i = 0) and leave.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from pfedseq.params import Params, weighted_mean
 
 
 class ScaffoldServer(FedAvgServer):
-    """FedAvg's, with the mean of the clients' controls."""
+    """FedAvg's server, with the mean of the clients' controls."""
 
     persistent = (*FedAvgServer.persistent, "controls")
 
@@ -42,7 +42,7 @@ class ScaffoldServer(FedAvgServer):
         return {**self.mean(), "control": control}
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
-        """Average; who was absent keeps its c_i."""
+        """Average; absent clients keep their c_i."""
         controls, present = self.setup.stack(replies, "control", self.controls[0])
         super().update(t, replies)
         self.controls = torch.where(present[:, None], controls, self.controls)
@@ -53,7 +53,7 @@ class ScaffoldServer(FedAvgServer):
         return {**found, "control": self.controls[0]} if step == "train" else found
 
     def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
-        """Newcomers have a control of zero."""
+        """Give newcomers a control of zero."""
         super().reseat(kept, newcomers)
         joined = self.controls.new_zeros(len(newcomers), self.controls.shape[1])
         self.controls = torch.cat([self.controls[list(kept)], joined])

@@ -17,7 +17,7 @@ from pfedseq.experiments.sheet import Column, Sheet
 from pfedseq.experiments.tune import Trial, at_edges, winners
 from pfedseq.measures import Measure
 from pfedseq.methods import method_title
-from pfedseq.report.console import console
+from pfedseq.report.console import console, plain_table
 from pfedseq.report.progress import minutes
 from pfedseq.words import count, size
 
@@ -26,7 +26,7 @@ def print_sheet(sheet: Sheet) -> None:
     """A table per scenario, then how far the order of the lines agrees with the paper's."""
     for scenario in sheet.scenarios:
         columns = [column for column in sheet.shown() if column.scenario == scenario]
-        table = Table(box=SIMPLE, padding=0, collapse_padding=True)
+        table = plain_table()
         table.add_column("", max_width=44)
         for column in columns:
             table.add_column(column.measure.title, justify="right", no_wrap=True)
@@ -177,7 +177,7 @@ def print_plan(plan: Plan) -> None:
         f"{count(plan.evaluations, 'evaluation')}",
         soft_wrap=True,
     )
-    table = Table(box=SIMPLE, padding=0, collapse_padding=True)
+    table = plain_table()
     table.add_column("method")
     for heading in (
         *("time", "clients", "server", "testing", "saving"),
@@ -212,7 +212,7 @@ def print_plan(plan: Plan) -> None:
 def print_trials(found: Sequence[Trial], headline: Measure) -> None:
     """All trials, each method's best first, and what may lie beyond the grid."""
     best = winners(found)
-    table = Table(box=SIMPLE, padding=0, collapse_padding=True)
+    table = plain_table()
     table.add_column("method")
     table.add_column("values")
     table.add_column("validation", justify="right")

@@ -29,13 +29,13 @@ from pfedseq.runs.records import RoundRecord
 
 if TYPE_CHECKING:
     from pfedseq.runs.run import Listener
-    from pfedseq.runs.sweep import Entry
+    from pfedseq.runs.sweep import SweepEntry
 
 SECONDS_BETWEEN_LINES = 10.0
 clock = time.monotonic
 
 
-class Pace:
+class RoundPace:
     """How far one method is, how long it took, and how long it will take.
 
     What an earlier session did counts as done and as elapsed, but the time left is estimated from
@@ -118,7 +118,7 @@ def minutes(seconds: float) -> str:
 
 class _PaceColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
-        pace: Pace = task.fields["pace"]
+        pace: RoundPace = task.fields["pace"]
         return Text(f"{pace.score():>16}  {pace.times()}")
 
 
@@ -148,7 +148,7 @@ class ProgressDisplay:
         rounds: int,
         earlier: Mapping[str, Sequence[RoundRecord]] | None = None,
     ) -> None:
-        self._paces = {name: Pace(rounds, (earlier or {}).get(name, ())) for name in methods}
+        self._paces = {name: RoundPace(rounds, (earlier or {}).get(name, ())) for name in methods}
         self._lines = _Lines()
         self._bars: dict[str, TaskID] = {}
         self._progress = Progress(
@@ -198,7 +198,7 @@ class ProgressDisplay:
                 return
 
 
-def _line(name: str, pace: Pace) -> str:
+def _line(name: str, pace: RoundPace) -> str:
     parts = [f"{method_title(name)} round {pace.done}/{pace.rounds}", pace.score(), pace.times()]
     return ", ".join(part for part in parts if part)
 
@@ -222,7 +222,7 @@ class SequenceDisplay:
         if self._display is not None:
             self._display.__exit__(kind, error, trace)
 
-    def announce(self, entry: Entry) -> Listener:
+    def announce(self, entry: SweepEntry) -> Listener:
         """Open the next run's bars."""
         if self._display is not None:
             self._display.__exit__(None, None, None)

@@ -6,19 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic.fields import FieldInfo
-from rich.box import SIMPLE
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from pfedseq.experiments.paper import data_set_title, published
-from pfedseq.learners.variants import VARIANTS
 from pfedseq.measures import find_measure
-from pfedseq.methods import METHODS, NEWER, PAPER, method_title
-from pfedseq.presets import preset_names, preset_summary
-from pfedseq.report.console import console
-from pfedseq.training.config import LocalTraining
+from pfedseq.methods import METHODS, method_title
+from pfedseq.report.console import console, plain_table
 from pfedseq.words import count, size
 
 if TYPE_CHECKING:
@@ -31,8 +25,6 @@ if TYPE_CHECKING:
 
 MOST_CLIENT_ROWS, MOST_METHOD_COLUMNS = 25, 6
 """How much of clients × methods is printed; summary.json has all of it."""
-PAPER_COLUMNS = ("cifar100", "domainnet")
-"""The data sets of the paper's Tables 2 and 3."""
 WIDEST_NAME = 26
 """Letters of a client's name in a line; what is longer goes on in the next."""
 
@@ -77,7 +69,7 @@ def print_clients(
 def _clients_table(
     rows: Sequence[ClientRow], class_names: Sequence[str], *, every_class: bool
 ) -> Table:
-    table = _table()
+    table = plain_table()
     table.add_column("client", overflow="fold", max_width=WIDEST_NAME)
     table.add_column("train\n/val/test", justify="right", no_wrap=True, min_width=9)
     table.add_column("classes", justify="right", no_wrap=True, min_width=7)
@@ -99,10 +91,6 @@ def _clients_table(
     return table
 
 
-def _table() -> Table:
-    return Table(box=SIMPLE, padding=0, collapse_padding=True)
-
-
 def _print(table: Table, title: str, caption: str = "") -> None:
     """A table under its title; a table's own title would be wrapped to the table's width."""
     console.print(f"[italic]{title}[/italic]")
@@ -121,7 +109,7 @@ def print_comparison(comparison: Comparison, folder: Path) -> None:
         "bold" if (mean := row.values["client_mean"]) and measure.rank(mean.mean) == best else None
         for row in rows
     ]
-    table = _table()
+    table = plain_table()
     table.add_column("method")
     for heading in ("client\nmean", "by\nsamples", "worst\nclient", "bottom\ndecile"):
         table.add_column(heading, justify="right")
@@ -148,7 +136,7 @@ def print_comparison(comparison: Comparison, folder: Path) -> None:
         f"{', '.join(map(str, seeds))}; {kept}, then the best rounds",
         f"{spread}*: optimistic, chosen by the test data themselves{left_out}",
     )
-    table = _table()
+    table = plain_table()
     table.add_column("method")
     for heading in ("difference\n[95 % interval]", "better\n/worse", "cost", "up", "down"):
         table.add_column(heading, justify="right")
@@ -213,7 +201,7 @@ def _print_files(folder: Path, files: dict[str, str]) -> None:
 
 def print_results(summary: RunSummary, folder: Path) -> None:
     """The tables of a run, then the paths of everything it left behind."""
-    table = _table()
+    table = plain_table()
     table.add_column("method", no_wrap=True)
     for heading in ("client\nmean", "worst\nclient", "sample-\nweighted"):
         table.add_column(heading, justify="right")
@@ -276,7 +264,7 @@ def _print_measures(summary: RunSummary) -> None:
     """Every method by every measure: mean over clients, and over all examples together."""
     rows = list(summary.methods.items())[:MOST_METHOD_COLUMNS]
     names = list(dict.fromkeys(name for _, row in rows for name in row.scores.test))
-    table = _table()
+    table = plain_table()
     table.add_column("measure")
     for name, _ in rows:
         table.add_column(method_title(name), justify="right", no_wrap=True)
@@ -345,7 +333,7 @@ def print_each_client(summary: RunSummary) -> None:
         caption.append(f"the {MOST_CLIENT_ROWS} worst of {len(names)} clients with {title}")
     if len(methods) < len(summary.methods):
         caption.append(f"the first {len(methods)} methods")
-    table = _table()
+    table = plain_table()
     table.add_column("client", overflow="fold", max_width=WIDEST_NAME)
     table.add_column("n", justify="right", no_wrap=True)
     for name in methods:
@@ -367,84 +355,3 @@ def _examples(rows: Iterable[MethodSummary], place: int) -> str:
         if place in row.scores.clients:
             return f"{row.scores.test_examples[row.scores.clients.index(place)]:,}"
     return "–"
-
-
-IN_A_COHORT = (
-    "All methods' gradients and losses come from one stacked pass. What falls back to one client "
-    "after the other: testing and the features of FedRep's head phase where a client has 16 "
-    "examples or more, which fill a pass; PeFLL's embedding of small images; with adapter.dropout, "
-    "and for texts, everything."
-)
-
-
-def print_methods(verbose: bool) -> None:
-    """Names, titles and one line each; with `verbose` every option and its default."""
-    outside = [name for name in METHODS if name not in (*PAPER, *NEWER)]
-    groups = {"The paper's methods": PAPER, "Newer methods": NEWER, "Plug-ins": outside}
-    for heading, names in groups.items():
-        if names:
-            table = Table(title=heading, title_justify="left", min_width=80)
-            for column in ("name", "title", "what it does"):
-                table.add_column(column)
-            for name in names:
-                method, origin = METHODS[name], METHODS.origins.get(name)
-                where = f" (from {escape(origin.place)})" if origin else ""
-                table.add_row(name, method.title, escape(method.summary) + where)
-            console.print(table)
-    for problem in METHODS.broken.values():
-        console.print(f"Warning: {escape(problem)}", soft_wrap=True)
-    for name, method in METHODS.items() if verbose else ():
-        console.print(f"\n[bold]\\[methods.{name}][/bold]")
-        console.print(f"  [dim]options of \\[training]: {escape(method.training)}[/dim]")
-        for key, field in method.config.model_fields.items():
-            if is_common(key, field):
-                continue
-            default = escape(repr(field.default))
-            console.print(f"  {key} = {default}  [dim]{escape(field.description or '')}[/dim]")
-    if verbose:
-        console.print()
-        console.print(_variants())
-        console.print(f"\n[bold]In a cohort[/bold] (engine.cohort)  [dim]{IN_A_COHORT}[/dim]")
-
-
-def is_common(key: str, field: FieldInfo) -> bool:
-    """Whether an option is [training]'s, and the method says nothing of its own about it."""
-    common = LocalTraining.model_fields.get(key)
-    return common is not None and common.description == field.description
-
-
-def _variants() -> Table:
-    table = Table(title="pFedSeq's variants and the paper's results (%)", title_justify="left")
-    for heading in ("variant", "in [methods.pfedseq]", "meaning", "table"):
-        table.add_column(escape(heading))
-    for name in PAPER_COLUMNS:
-        table.add_column(data_set_title(name), justify="right")
-    for v in VARIANTS:
-        numbers = [published(f"table{v.table}", v.letter, name) for name in PAPER_COLUMNS]
-        shown = ["–" if number is None else f"{number.mean:.2f}" for number in numbers]
-        table.add_row(v.letter, escape(v.option), v.meaning, str(v.table), *shown)
-    return table
-
-
-def print_datasets() -> None:
-    """Names, what they are, and what they are read from."""
-    from pfedseq.data.registry import DATA_SETS
-
-    table = Table(title="Data sets (data.name)", title_justify="left", show_lines=True)
-    for heading in ("name", "what it is", "what data.source may be"):
-        table.add_column(heading)
-    for name, entry in DATA_SETS.items():
-        table.add_row(name, entry.summary, entry.formats)
-    console.print(table)
-    for problem in DATA_SETS.broken.values():
-        console.print(f"Warning: {escape(problem)}", soft_wrap=True)
-
-
-def print_presets() -> None:
-    """Names of the configs that ship with the package, and what each is."""
-    table = Table(title="Presets (pfedseq run NAME)", title_justify="left")
-    for heading in ("name", "what it is"):
-        table.add_column(heading)
-    for name in preset_names():
-        table.add_row(name, escape(preset_summary(name)))
-    console.print(table)

@@ -15,9 +15,9 @@ from pfedseq.errors import InputError
 from pfedseq.runs.identity import config_values
 from pfedseq.runs.records import RoundRecord
 from pfedseq.runs.run import Listener, Tell
-from pfedseq.runs.sweep import Entry
+from pfedseq.runs.sweep import SweepEntry
 
-Announce = Callable[[Entry], Listener | None]
+Announce = Callable[[SweepEntry], Listener | None]
 
 MLFLOW_EXPERIMENT = "pfedseq"
 
@@ -135,19 +135,19 @@ def open_tracking(kind: str, config: Config, folder: Path, tell: Callable[[str],
 
 @contextmanager
 def tracked(
-    announce: Announce, kind: str | None, entries: Sequence[Entry], out: Path, tell: Tell
+    announce: Announce, kind: str | None, entries: Sequence[SweepEntry], out: Path, tell: Tell
 ) -> Iterator[Announce]:
     """A sweep's `announce`, whose runs are also sent to the tracker `kind`, where one is named."""
     if kind is None or not entries:
         yield announce
         return
 
-    def tracking_of(entry: Entry) -> Tracking:
+    def tracking_of(entry: SweepEntry) -> Tracking:
         return open_tracking(kind, entry.config, entry.folder(out).path, tell)
 
     current = tracking_of(entries[0])  # what is missing is better missed before the first run
 
-    def both(entry: Entry) -> Listener:
+    def both(entry: SweepEntry) -> Listener:
         nonlocal current
         current.close()
         current = tracking = tracking_of(entry)

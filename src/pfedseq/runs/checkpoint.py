@@ -220,12 +220,6 @@ class Checkpoints:
 
     def load(self, server: Server, device: torch.device, tell: Callable[[str], None]) -> int:
         """Restore the newest checkpoint that is whole; returns its round, 0 where there is none."""
-        former = self.folder.with_suffix(".safetensors")
-        if former.exists():
-            raise InputError(
-                f"{former} is a checkpoint of an earlier pfedseq: finish the run with that, or "
-                "delete the file to start the method anew"
-            )
         faults: list[str] = []
         for slot, checkpoint in self._newest_first(faults):
             if changed := difference(checkpoint.made_with, self.made_with):

@@ -14,9 +14,6 @@ from pfedseq.config import Config
 from pfedseq.data.record import data_record
 from pfedseq.learners.fused_mamba import fused_mamba
 from pfedseq.methods import METHODS
-from pfedseq.training.augmentations import AugmentationConfig
-from pfedseq.training.config import LocalTraining
-from pfedseq.training.loss import LossConfig
 
 if TYPE_CHECKING:
     from pfedseq.runs.world import World
@@ -35,31 +32,14 @@ _WITHOUT_EFFECT = {
     "engine.kind",
     "engine.threads",
     "engine.states",
-    "engine.device",  # what it came to is compared, and so is the cohort
-    "engine.cohort",
+    "engine.device",  # what it came to is compared, and so are the clients in a pass
+    "engine.clients_per_pass",
     "flower.sites",  # who they are is compared
     "flower.start_seconds",
     "flower.answer_seconds",
     "flower.classes",
     "flower.newcomers",
 }
-_PLAIN_TRAINING = LocalTraining().model_dump(
-    mode="json", exclude={"lr", "head_lr", "local_epochs"}, exclude_none=True
-) | {
-    name: value
-    for section in (LossConfig(), AugmentationConfig())
-    for name, value in section.model_dump(mode="json", exclude_none=True).items()
-}
-_AS_BEFORE = {
-    "federation.payload": "float32",
-    "model.precision": "float32",
-    "model.pooling": "mean",
-    "data.scanner_turn": 40.0,
-    "methods.pfedseq.mixing": "auto",
-    "methods.pfedseq.row_share": "auto",
-    **{f"training.{name}": value for name, value in _PLAIN_TRAINING.items()},
-}
-"""Options with which a run is what it was before there were such options."""
 
 
 def made_with(world: World, method: str) -> dict[str, Any]:
@@ -67,7 +47,7 @@ def made_with(world: World, method: str) -> dict[str, Any]:
     data = data_record(world.data)
     config = world.written_out(world.config)
     return options_made_with(config, method, world.device) | {
-        "cohort": world.cohort,
+        "clients in a pass": world.clients_per_pass,
         **({"devices": world.num_devices} if world.copies else {}),
         "images": data["images_sha256"],
         "labels": data["labels_sha256"],
@@ -81,18 +61,15 @@ def options_made_with(config: Config, method: str, device: torch.device) -> dict
         key: value
         for key, value in config_values(config).items()
         if key not in _WITHOUT_EFFECT
-        and _AS_BEFORE.get(key) != value
         and (not key.startswith("methods.") or key.startswith(f"methods.{method}."))
     }
     kernel = fused_mamba() if method == "pfedseq" else None
-    two_rates = config.training.head_lr is not None  # whose heads had other units before
     values = {
         "version of pfedseq": version("pfedseq"),
         "version of torch": torch.__version__,
         "device": device.type,
         "kernel": "plain PyTorch" if kernel is None else kernel.variant,
         **({"the method's code": origin.code} if (origin := METHODS.origins.get(method)) else {}),
-        **({"heads": "at a rate of their own"} if two_rates else {}),
         **{f"config key {key}": value for key, value in options.items()},
     }
     plain: dict[str, Any] = json.loads(json.dumps(values))  # as it comes back from a file

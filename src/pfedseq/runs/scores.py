@@ -13,7 +13,7 @@ from pfedseq.errors import InputError
 from pfedseq.measures import MEASURES, Counts, Measure, find_measure
 from pfedseq.runs.judging import can_be_judged
 
-Column = tuple[float | None, ...]
+Values = tuple[float | None, ...]
 """A value for each client; None where the measure is not defined or the split is empty."""
 EvaluationSplit = Literal["test", "validation"]
 
@@ -39,7 +39,7 @@ class OverClients:
     """How many clients with examples are left out, since the measure is not defined there."""
 
     @classmethod
-    def of(cls, measure: Measure, column: Column, examples: Sequence[int]) -> OverClients | None:
+    def of(cls, measure: Measure, column: Values, examples: Sequence[int]) -> OverClients | None:
         """None where the measure is defined for no client."""
         known = [(v, n) for v, n in zip(column, examples, strict=True) if v is not None]
         if not known:
@@ -50,7 +50,7 @@ class OverClients:
         tenth = max(1, len(ordered) // 10)
         return cls(
             client_mean=float(values.mean()),
-            sample_weighted=float(np.average(values, weights=weights)),
+            sample_weighted=measure.weighted_mean(values, weights),
             worst_client=ordered[0],
             bottom_decile=float(np.mean(ordered[:tenth])),
             undefined=sum(n > 0 for n in examples) - len(known),
@@ -67,10 +67,10 @@ class Scores:
     """Whose the columns are, in order."""
     test_examples: tuple[int, ...]
     validation_examples: tuple[int, ...]
-    test: Mapping[str, Column]
+    test: Mapping[str, Values]
     """By measure."""
-    validation: Mapping[str, Column]
-    mean_adapter: Column | None = None
+    validation: Mapping[str, Values]
+    mean_adapter: Values | None = None
     """The headline on validation with the mean that the method personalises, where there is one;
     asked after the last round."""
 
@@ -168,14 +168,14 @@ def read_scores(clients: Mapping[int, Mapping[str, float]], headline: str) -> Sc
     """The scores from what each client said of itself."""
     ids = sorted(clients)
 
-    def column(prefix: str, name: str) -> Column:
+    def column(prefix: str, name: str) -> Values:
         split = "test" if prefix == "test" else "validation"
         return tuple(
             clients[i].get(f"{prefix}_{name}") if clients[i][f"{split}_examples"] else None
             for i in ids
         )
 
-    def columns(split: str) -> dict[str, Column]:
+    def columns(split: str) -> dict[str, Values]:
         said = {key for i in ids for key in clients[i]}
         return {name: column(split, name) for name in MEASURES if f"{split}_{name}" in said}
 

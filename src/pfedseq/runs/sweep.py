@@ -26,7 +26,7 @@ SECONDS_BETWEEN_LOOKS = 2.0
 
 
 @dataclass(frozen=True)
-class Entry:
+class SweepEntry:
     """One run of a sweep."""
 
     label: str
@@ -39,12 +39,12 @@ class Entry:
 
 
 def sweep(
-    entries: Sequence[Entry],
+    entries: Sequence[SweepEntry],
     out: Path,
-    announce: Callable[[Entry], Listener | None] = lambda _: None,
+    announce: Callable[[SweepEntry], Listener | None] = lambda _: None,
     finished: Callable[[RunFolder], None] = lambda _: None,
     tell: Tell = tell_nobody,
-    failed: Callable[[Entry, InputError], None] | None = None,
+    failed: Callable[[SweepEntry, InputError], None] | None = None,
     build: Callable[[Config], World] = World.build,
 ) -> dict[str, RunSummary]:
     """Run what `out` does not hold yet and return all summaries by label.
@@ -106,10 +106,12 @@ def sweep(
     return {e.label: e.folder(out).read_summary() for e in entries if e.label not in missing}
 
 
-def methods_by_seeds(config: Config, methods: Sequence[str], seeds: Sequence[int]) -> list[Entry]:
+def methods_by_seeds(
+    config: Config, methods: Sequence[str], seeds: Sequence[int]
+) -> list[SweepEntry]:
     """A config with each method alone and each seed, as METHOD/seed_S, ordered by seed."""
     return [
-        Entry(f"{name}/seed_{seed}", single(config, name, seed))
+        SweepEntry(f"{name}/seed_{seed}", single(config, name, seed))
         for seed in seeds
         for name in methods
     ]
@@ -122,7 +124,7 @@ def single(config: Config, method: str, seed: int) -> Config:
     return config.model_copy(update={"run": section, "methods": methods}).resolved()
 
 
-def _check(entries: Sequence[Entry], out: Path) -> None:
+def _check(entries: Sequence[SweepEntry], out: Path) -> None:
     """Refuse, before anything runs, labels that collide and results of other options."""
     seen: set[str] = set()
     for entry in entries:
@@ -145,7 +147,7 @@ class _DataSeen:
         self._images: dict[str, tuple[str, DataRecord]] = {}
         self._divisions: dict[str, tuple[str, DataRecord]] = {}
 
-    def check(self, entry: Entry, record: DataRecord, out: Path) -> None:
+    def check(self, entry: SweepEntry, record: DataRecord, out: Path) -> None:
         """Refuse a run whose data are not those of an earlier one."""
         data = entry.config.data.model_dump_json()
         for known, key, division in (

@@ -15,7 +15,7 @@ from pfedseq.data.arrays import Given
 from pfedseq.data.dataset import FederatedData
 from pfedseq.data.image_store import Report
 from pfedseq.data.loading import load_data, remarks
-from pfedseq.engines.cohort import automatic_cohort
+from pfedseq.engines.grouping import automatic_size
 from pfedseq.engines.hello import introduce
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.privacy import Privacy
@@ -114,10 +114,10 @@ class World:
         return made_with(self, name)
 
     @property
-    def cohort(self) -> int:
-        """How many clients are trained in one pass."""
-        chosen, batch_size = self.config.engine.cohort, self.config.training.batch_size
-        return chosen or automatic_cohort(len(self.sites), batch_size, self._cards)
+    def clients_per_pass(self) -> int:
+        """How many clients share a pass through the backbone."""
+        chosen, batch_size = self.config.engine.clients_per_pass, self.config.training.batch_size
+        return chosen or automatic_size(len(self.sites), batch_size, self._cards)
 
     @property
     def _cards(self) -> int:
@@ -156,7 +156,7 @@ class World:
             sites,
             threads=self._threads,
             threads_per_client=engine.threads_per_client,
-            cohort=self.cohort,
+            clients_per_pass=self.clients_per_pass,
             states=states,
             payload=self.config.federation.payload,
             copies=[[replace(site, **copy._asdict()) for site in sites] for copy in copies],

@@ -22,12 +22,12 @@ Augment = Callable[[Tensor, Generator], Tensor]
 
 
 def flip(image: Tensor, rng: Generator) -> Tensor:
-    """Left and right exchanged, every other time."""
+    """Mirror the image left to right with probability ½."""
     return image.flip(-1) if _uniform(rng) < 0.5 else image
 
 
 def crop(image: Tensor, rng: Generator) -> Tensor:
-    """Shifted by up to an eighth of its side in both directions; edges are repeated."""
+    """Shift by up to an eighth of the side in both directions; edges are repeated."""
     side, most = image.shape[-1], max(1, image.shape[-1] // 8)
     wide = pad(image.unsqueeze(0), [most] * 4, mode="replicate")[0]
     top, left = (int(torch.randint(2 * most + 1, (), generator=rng)) for _ in range(2))
@@ -35,39 +35,39 @@ def crop(image: Tensor, rng: Generator) -> Tensor:
 
 
 def zoom(image: Tensor, rng: Generator) -> Tensor:
-    """A square of half to all of its area, enlarged to the whole."""
+    """Enlarge a random square of half to all of the area."""
     scale = math.sqrt(_uniform(rng, 0.5, 1.0))
     x, y = (_uniform(rng, scale - 1, 1 - scale) for _ in range(2))
     return _mapped(image, [[scale, 0.0, x], [0.0, scale, y]])
 
 
 def rotate(image: Tensor, rng: Generator) -> Tensor:
-    """Turned by up to 15 degrees."""
+    """Rotate by up to 15 degrees."""
     angle = math.radians(_uniform(rng, -15, 15))
     cos, sin = math.cos(angle), math.sin(angle)
     return _mapped(image, [[cos, -sin, 0.0], [sin, cos, 0.0]])
 
 
 def color(image: Tensor, rng: Generator) -> Tensor:
-    """Brightness, contrast and saturation each multiplied by 0.6 to 1.4."""
+    """Multiply brightness, contrast and saturation each by 0.6 to 1.4."""
     image = image * _uniform(rng, 0.6, 1.4)
     image = _away_from(image, image.mean(), _uniform(rng, 0.6, 1.4))
     return _away_from(image, image.mean(0, keepdim=True), _uniform(rng, 0.6, 1.4)).clamp(0, 1)
 
 
 def posterize(image: Tensor, rng: Generator) -> Tensor:
-    """4 to 32 levels of each colour."""
+    """Reduce each colour to 4 to 32 levels."""
     levels = float(2 ** int(torch.randint(2, 6, (), generator=rng)) - 1)
     return torch.round(image * levels) / levels
 
 
 def solarize(image: Tensor, rng: Generator) -> Tensor:
-    """Inverted where it is brighter than 0.5 to 1."""
+    """Invert pixels above a threshold of 0.5 to 1."""
     return torch.where(image > _uniform(rng, 0.5, 1.0), 1 - image, image)
 
 
 def erase(image: Tensor, rng: Generator) -> Tensor:
-    """A square of up to half its side made grey."""
+    """Replace a square of up to half the side by grey."""
     side = image.shape[-1]
     size = int(torch.randint(1, side // 2 + 1, (), generator=rng))
     top, left = (int(torch.randint(side - size + 1, (), generator=rng)) for _ in range(2))
@@ -77,7 +77,7 @@ def erase(image: Tensor, rng: Generator) -> Tensor:
 
 
 def randaugment(image: Tensor, rng: Generator) -> Tensor:
-    """Two of the others, drawn anew for each image."""
+    """Apply two of the others, drawn for each image."""
     for chosen in torch.randperm(len(_DRAWN), generator=rng)[:2].tolist():
         image = _DRAWN[chosen](image, rng)
     return image
@@ -93,11 +93,11 @@ SETS: dict[str, tuple[str, ...]] = {
     "strong": ("flip", "zoom", "color"),
     "randaugment": ("flip", "crop", "randaugment"),
 }
-"""Several by one name."""
+"""Sets of augmentations by name."""
 
 
 class AugmentationConfig(BaseConfig):
-    """How training images are changed; evaluations see them as they are."""
+    """Augmentation of training images; evaluation uses the originals."""
 
     augment: tuple[str, ...] = Field(
         (),
@@ -107,8 +107,9 @@ class AugmentationConfig(BaseConfig):
     views: int | None = Field(
         None,
         ge=1,
-        description="augmented views of each training image to keep the frozen layers' tokens of, "
-        "such as 4, where adapters are in the last layers alone; takes as many times the room",
+        description="augmented views of each training image whose frozen-layer tokens are "
+        "cached, such as 4, if only the last layers carry adapters; memory grows "
+        "accordingly",
     )
 
     @field_validator("augment", mode="before")
@@ -131,7 +132,7 @@ class AugmentationConfig(BaseConfig):
 
 
 def augmented(image: Tensor, names: Sequence[str], seed: int, *stream: str | int) -> Tensor:
-    """A uint8 image (3, S, S) after the named augmentations, drawn from that stream alone."""
+    """Apply the named augmentations to a uint8 image (3, S, S), using only this random stream."""
     rng, changed = torch_generator(seed, "augmentation", *stream), image.float() / 255
     for name in names:
         changed = AUGMENTATIONS[name](changed, rng)
@@ -147,7 +148,7 @@ def _away_from(image: Tensor, middle: Tensor, factor: float) -> Tensor:
 
 
 def _mapped(image: Tensor, matrix: list[list[float]]) -> Tensor:
-    """Each pixel from where the matrix maps its place to, in [−1, 1]²; edges are repeated."""
+    """Sample each pixel at its position mapped by the matrix, in [−1, 1]²; edges are repeated."""
     grid = affine_grid(torch.tensor([matrix]), [1, *image.shape], align_corners=False)
     mapped: Tensor = grid_sample(
         image.unsqueeze(0), grid, padding_mode="border", align_corners=False

@@ -14,14 +14,14 @@ HeadKind = Literal["private", "common", "both"]
 
 
 class Units(NamedTuple):
-    """What a model's rates are measured in, so that one rate suits every model."""
+    """Quantities of a model that rates are scaled by, so that one rate suits every model."""
 
     adapter: float = 1.0
     """α / r: a step of η on LoRA's B changes the adapted weight by η (α/r)² G AᵀA."""
     feature: float = 1.0
     """Length of a feature f: a step of η on the head moves its logits by η |f|² (y − p)."""
     classes: int = 1
-    """C: a head of many classes bears higher rates; a softmax over C starts 1/C as steep."""
+    """C: more classes allow a higher head rate; a softmax over C classes starts 1/C as steep."""
 
 
 PLAIN = Units()
@@ -31,69 +31,70 @@ LARGEST_ADAMW_RATE = 0.1
 
 
 class LocalTraining(BaseConfig):
-    """How a client trains: [training] says it for all methods, [methods.NAME] for one."""
+    """Options of local training: in [training] for all methods, in [methods.NAME] for one."""
 
     lr: float = Field(
         2.0,
         gt=0,
-        description="η, rate of the adapters; paper: 0.005, Omniglot 0.05, both `plain`",
+        description="η, learning rate of the adapters; paper: 0.005, Omniglot 0.05, both `plain`",
     )
     head_lr: float | None = Field(
         None,
         gt=0,
-        description="rate of the heads; default: the ratio to `lr` that [training] has",
+        description="learning rate of the heads; default: the same ratio to `lr` as in [training]",
     )
     rate_units: Literal["model", "plain"] = Field(
         "model",
         description="model: `lr` is divided by (alpha / rank)², and `head_lr` by |f|² / √classes, "
         "where |f| is the length of the backbone's features, so that both suit every model; plain: "
-        "rates of SGD as they are (paper); those of AdamW are always plain",
+        "SGD rates unscaled (paper); AdamW rates are never scaled",
     )
     head: HeadKind = Field(
         "private",
-        description="which heads clients have, where the method has private ones; default: as in "
-        "[training]",
+        description="kind of head for methods with private heads; default: as in [training]",
     )
     head_keep: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="with head = 'both', the share of a change that stays in the private part",
+        description="with head = 'both', share of a local change that is kept in the private part",
     )
-    local_epochs: int = Field(1, ge=1, description="passes over the local data a round; paper: 1")
+    local_epochs: int = Field(1, ge=1, description="passes over the local data per round; paper: 1")
     optimizer: str = Field("sgd", description="`sgd` or `adamw`; paper: sgd")
-    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD, such as 0.9; paper: 0")
-    nesterov: bool = Field(False, description="Nesterov's momentum in place of the plain one")
-    betas: tuple[float, float] = Field(
-        (0.9, 0.999), description="β₁ and β₂, what AdamW keeps of its two moments at each step"
-    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, such as 0.9; paper: 0")
+    nesterov: bool = Field(False, description="use Nesterov momentum")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="β₁ and β₂ of AdamW")
     epsilon: float = Field(1e-8, gt=0, description="ε of AdamW")
     weight_decay: float = Field(
         0.0, ge=0, description="SGD: decay · φ is added to the gradient; AdamW: decoupled from it"
     )
     clip_norm: float | None = Field(
-        None, gt=0, description="longest gradient of a step, adapter and head together; none: any"
+        None,
+        gt=0,
+        description="gradient clipping by the norm of adapter and head together; none: no clipping",
     )
     optimizer_state: Literal["reset", "keep", "average"] = Field(
         "reset",
-        description="momentum and moments between rounds: begun anew, kept at the client, or "
-        "AdamW's second moments averaged by the server (FedAdamW)",
+        description="optimiser state between rounds: reset, kept at the client, or AdamW's second "
+        "moments averaged by the server (FedAdamW)",
     )
     schedule: str = Field(
-        "constant", description="of the rates over rounds: `constant`, `cosine`, `linear`, `step`"
+        "constant",
+        description="learning-rate schedule over rounds: `constant`, `cosine`, `linear`, `step`",
     )
     schedule_rounds: int | None = Field(
         None, ge=1, description="rounds until the schedule ends; default: run.rounds"
     )
-    schedule_warmup: int = Field(
-        0, ge=0, description="first rounds, in which the rates rise linearly to their full size"
-    )
+    schedule_warmup: int = Field(0, ge=0, description="rounds of linear warm-up of the rates")
     schedule_floor: float = Field(
-        0.0, ge=0, le=1, description="share of the rates at the end of `cosine` and `linear`"
+        0.0,
+        ge=0,
+        le=1,
+        description="final rate of `cosine` and `linear`, as a share of the full rate",
     )
     schedule_every: int = Field(20, ge=1, description="rounds between two drops of `step`")
     schedule_factor: float = Field(
-        0.5, gt=0, le=1, description="what each drop of `step` multiplies the rates by"
+        0.5, gt=0, le=1, description="factor of the rates at each drop of `step`"
     )
 
     @model_validator(mode="before")
@@ -122,8 +123,9 @@ class LocalTraining(BaseConfig):
     def _options_fit_together(self) -> Self:
         if self.optimizer == "adamw" and max(self.rates(self.lr)) > LARGEST_ADAMW_RATE:
             raise ValueError(
-                f"AdamW moves every number by its rate, and {max(self.rates(self.lr)):g} is a rate "
-                f"of SGD: set lr and head_lr, to {ADAMW_LR:g} for a start"
+                "AdamW changes every parameter by up to its rate per step, and "
+                f"{max(self.rates(self.lr)):g} is a rate for SGD: set lr and head_lr, "
+                f"for example to {ADAMW_LR:g}"
             )
         remembers = self.optimizer != "sgd" or self.momentum
         if self.momentum and self.optimizer != "sgd":
@@ -149,8 +151,8 @@ class LocalTraining(BaseConfig):
         return 1.0 if self.head_lr is None else self.head_lr / self.lr
 
     def rates(self, lr: float, units: Units = PLAIN) -> tuple[float, float]:
-        """Of adapters and heads, for a step of the method's own whose rate is `lr`."""
+        """Rates of adapters and heads for a method-specific step with rate `lr`."""
         if self.rate_units == "plain" or self.optimizer == "adamw":
-            units = PLAIN  # a step of AdamW has the length of its rate, whatever the gradient's is
+            units = PLAIN  # AdamW's step has the length of its rate, whatever the gradient
         head = lr * self.head_ratio * units.classes**0.5 / units.feature**2
         return lr / units.adapter**2, head

@@ -1,4 +1,4 @@
-"""What a client's training minimises, of logits and labels. Scores are plain cross-entropy."""
+"""The loss of local training. Reported losses are plain cross-entropy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pfedseq.base_config import BaseConfig
 from pfedseq.errors import InputError
 
 NO_LABEL = -100
-"""What stands for a label where there is no example."""
+"""Label of padding."""
 
 
 class LossConfig(BaseConfig):
@@ -29,7 +29,10 @@ class LossConfig(BaseConfig):
         "logits in training, for skewed labels; paper: cross_entropy",
     )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="share of the target that all classes divide, such as 0.1"
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the target that is spread over all classes, such as 0.1",
     )
     class_weights: Literal["balanced"] | tuple[float, ...] | dict[str, float] | None = Field(
         None,
@@ -56,14 +59,15 @@ class LossConfig(BaseConfig):
     def _absent_classes_take_no_share(self) -> Self:
         if self.loss == "balanced_softmax" and self.label_smoothing:
             raise ValueError(
-                "label_smoothing gives a share to every class and balanced_softmax none to classes "
-                "that a client does not have: choose one of the two"
+                "label_smoothing and balanced_softmax exclude each other: smoothing targets "
+                "every class, balanced softmax excludes classes that a client does not have; "
+                "choose one"
             )
         return self
 
     @property
     def looks_at_labels(self) -> bool:
-        """Whether clients' losses differ by their labels."""
+        """Whether the loss depends on the client's label distribution."""
         return self.loss != "cross_entropy" or self.class_weights is not None
 
 
@@ -78,11 +82,11 @@ class Loss:
     weights: Tensor | None = None
     """(C,)."""
     shift: Tensor | None = None
-    """(C,): what is added to the logits."""
+    """(C,): added to the logits."""
 
     @classmethod
     def of(cls, config: LossConfig, labels: Tensor, class_names: Sequence[str]) -> Loss:
-        """As the config says for a client with these training labels (n,)."""
+        """The configured loss for a client with these training labels (n,)."""
         if not config.looks_at_labels:
             return cls(config.label_smoothing)
         counts = torch.bincount(labels, minlength=len(class_names)).to(torch.float32)
@@ -130,10 +134,10 @@ def _weights(
     counts: Tensor,
     class_names: Sequence[str],
 ) -> Tensor | None:
-    """(C,), or none where all are alike."""
+    """Class weights (C,), or None if all are equal."""
     if given is None:
         return None
-    if given == "balanced":  # n / (classes that occur · n_c), as scikit-learn has it
+    if given == "balanced":  # n / (classes present · n_c), as in scikit-learn
         average = counts.sum() / (counts > 0).sum()
         return torch.where(counts > 0, average / counts, 0.0)
     if isinstance(given, dict):

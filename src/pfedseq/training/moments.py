@@ -1,9 +1,9 @@
-"""AdamW's second moments on their way between clients and server, who averages them.
+"""Exchange of AdamW's second moments: clients send them, the server averages.
 
 As in FedAdamW (Liu et al., AAAI 2026) a client's first moment begins every round at zero and its
 second moment at the mean of all clients'. Deviations: every number of v travels, where
 the paper sends block-wise means; v's bias is corrected by the averaged share of its weights, where
-the paper counts steps; the paper's correction towards the global update is no part of it. The
+the paper counts steps; the paper's correction towards the global update is left out. The
 moments of a part that the method keeps at the client, such as a private head, stay there.
 """
 
@@ -18,23 +18,23 @@ from pfedseq.training.rules.adamw import SECOND
 
 _PREFIX = "optimizer/"
 _CARRIERS = {"adapter": ("adapter", "delta"), "head": ("head", "head_change")}
-"""The tensors of a reply, of which one says that this part of φ is sent."""
+"""The tensors of a reply that carry each part of φ."""
 
 
 def is_moment(name: str) -> bool:
-    """Whether a tensor of a message is no part of a model but belongs to its optimiser."""
+    """Whether a tensor of a message belongs to the optimiser, not to a model."""
     return name.startswith(_PREFIX)
 
 
 def message_key(part: str, what: str) -> str:
-    """Under which a message carries it."""
+    """The key of a moment in a message."""
     return f"{_PREFIX}{part}/{what}"
 
 
 def take_moments(
     down: dict[str, Tensor], state: dict[str, Tensor], model: str
 ) -> dict[str, Tensor]:
-    """At the client: move the server's moments from a message to the memory; gives the rest."""
+    """At the client: move the server's moments from a message into the state; return the rest."""
     for part in PARTS:
         for what in SECOND:
             if (tensor := down.get(message_key(part, what))) is not None:
@@ -45,7 +45,7 @@ def take_moments(
 def give_moments(
     sent: Mapping[str, Tensor], state: Mapping[str, Tensor], model: str
 ) -> dict[str, Tensor]:
-    """At the client: those of the parts that a reply sends."""
+    """At the client: the moments of the parts that a reply sends."""
     return {
         message_key(part, what): state[memory_key(model, part, what)]
         for part in sent_parts(sent)
@@ -59,7 +59,7 @@ def sent_parts(sent: Mapping[str, Tensor]) -> list[str]:
 
 
 def shapes(expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a reply must hold of moments where the server takes in these tensors."""
+    """Shapes of the moments that a reply must contain if the server expects these tensors."""
     found: dict[str, Tensor] = {}
     for part in sent_parts(expected):
         like = next(expected[name] for name in _CARRIERS[part] if name in expected)
@@ -69,7 +69,7 @@ def shapes(expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Moments:
-    """What the server has averaged so far; nothing before the first round."""
+    """The server's averaged moments; empty before the first round."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""The local optimiser: it owns the rates, so that a method's formula needs none."""
+"""The local optimiser. It owns the learning rates, so that methods need none."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PARTS: tuple[Literal["adapter", "head"], ...] = ("adapter", "head")
 
 
 def memory_key(model: str, part: str, what: str) -> str:
-    """Under which a client's state keeps what an optimiser remembers."""
+    """The key of an optimiser's state in a client's state."""
     return f"optimizer/{model}/{part}/{what}"
 
 
 class LocalOptimizer:
     """Steps one model of one client through round t.
 
-    A method hands it the whole direction, the gradient of the loss and its own pull together, so
-    that both are taken at the same rate: λ means the same for adapters and heads. `state` is the
-    client's memory, in which momentum and moments are found and left, where they are to be kept.
+    A method passes the complete direction, the gradient of the loss plus its own pull, so that both
+    use the same rate: λ means the same for adapters and heads. Momentum and moments are read from
+    and written to `state`, the client's memory, if they are kept between rounds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LocalOptimizer:
     def step(
         self, phi: Params, gradient: Params, part: Part = "both", *, scale: float = 1.0
     ) -> Params:
-        """φ after one step against `scale` · gradient; `part` alone moves."""
+        """φ after one step against `scale` · gradient; only `part` changes."""
         if self._plain:
             rates = (scale * self.rates["adapter"], scale * self.rates["head"])
             return phi.taking(phi.descend(gradient, *rates), part)
@@ -71,7 +71,7 @@ class LocalOptimizer:
         return Params.of(moved)
 
     def _keep(self, part: Literal["adapter", "head"]) -> None:
-        """Leave in the client's memory what the next round begins with."""
+        """Store in the client's state what the next round starts with."""
         if self._state is None:
             return
         for what, tensor in self._memory[part].items():
@@ -79,7 +79,7 @@ class LocalOptimizer:
                 self._state[memory_key(self.model, part, what)] = tensor
 
     def _found(self, part: str) -> dict[str, Tensor]:
-        """What the client's memory holds of an earlier round."""
+        """The optimiser's state from an earlier round, if any."""
         prefix = memory_key(self.model, part, "")
         return {
             name.removeprefix(prefix): tensor
@@ -89,9 +89,9 @@ class LocalOptimizer:
 
 
 def clipped(slopes: list[Tensor], max_norm: float) -> list[Tensor]:
-    """The tensors scaled down to `max_norm` if they are longer, all together.
+    """Scale the tensors down so that their joint norm is at most `max_norm`.
 
-    As `torch.nn.utils.clip_grad_norm_`, whose 1e-6 keeps a zero gradient from a division by zero.
+    As `torch.nn.utils.clip_grad_norm_`, whose 1e-6 avoids division by zero.
     """
     length = torch.linalg.vector_norm(torch.stack([x.norm() for x in slopes]))
     factor = (max_norm / (length + 1e-6)).clamp(max=1.0)

@@ -1,4 +1,4 @@
-"""How the rates change over the rounds of a run, by name."""
+"""Learning-rate schedules over the rounds of a run, by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def linear(config: LocalTraining, k: int) -> float:
 
 
 def step(config: LocalTraining, k: int) -> float:
-    """Drops by a factor, every so many rounds."""
+    """Drops by a factor at fixed intervals."""
     return float(config.schedule_factor ** (k // config.schedule_every))
 
 
@@ -38,13 +38,13 @@ SCHEDULES: dict[str, Callable[[LocalTraining, int], float]] = {
     "linear": linear,
     "step": step,
 }
-"""By name, a function of k: the rounds that are finished since the warm-up."""
+"""By name, a function of k, the number of rounds finished since the warm-up."""
 
 
 def rate_factor(config: LocalTraining, t: int) -> float:
-    """What the rates are multiplied by in round t (from 1).
+    """Factor of the rates in round t (from 1).
 
-    In the W rounds of the warm-up t / (W + 1); then as the schedule says.
+    t / (W + 1) in the W rounds of warm-up, then given by the schedule.
     """
     warmup = config.schedule_warmup
     if t <= warmup:

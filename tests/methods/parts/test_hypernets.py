@@ -17,7 +17,7 @@ from pfedseq.methods.parts.hypernets import (
     embed,
     embedding_network,
 )
-from pfedseq.optim import step_along
+from pfedseq.methods.parts.step_along import step_along
 from tests.toys import make_setup, random_centers
 
 INITIAL = torch.arange(12.0).view(3, 4)

@@ -33,12 +33,12 @@ class GeneratorConfig(HypernetConfig):
     """Options of pFedHN and PeFLL, whose hypernetwork generates adapters."""
 
     max_grad_norm: float = Field(
-        50.0, gt=0, description="bound on the gradient of all that Adam moves; original: 50"
+        50.0, gt=0, description="gradient clipping over all parameters of Adam; original: 50"
     )
 
 
 def build(make: Callable[[], Built], setup: Setup, purpose: str) -> Built:
-    """A network whose initial weights depend on the run's seed and on its purpose alone."""
+    """Build a network whose initial weights depend only on the run's seed and on `purpose`."""
     with seeded(setup.seed, purpose):
         network = make()
     return network.to(setup.initial.adapter.device)
@@ -50,7 +50,7 @@ def descriptor_dim(setup: Setup) -> int:
 
 
 def build_generator(setup: Setup, hidden_dim: int) -> AdapterGenerator:
-    """h with the run's own initial weights."""
+    """The generator h with this run's initial weights."""
     initial = setup.initial.adapter
     return build(
         lambda: AdapterGenerator(descriptor_dim(setup), hidden_dim, initial), setup, "generator"
@@ -85,7 +85,7 @@ class AdapterGenerator(nn.Module):
 
 
 class LayerWeights(nn.Module):
-    """One client's hypernetwork in pFedLA: its embedding ↦ α_i (K, N), rows that sum to 1.
+    """One client's hypernetwork in pFedLA: its embedding ↦ α_i (K, N), whose rows sum to 1.
 
     The heads' weights start uniform in (0, 1) and their biases at 0: on the non-negative
     features that a ReLU leaves, all outputs are then positive and α_i begins near 1 / N.
@@ -116,7 +116,7 @@ class LayerWeights(nn.Module):
 
 
 class Standardise(nn.Module):
-    """v ↦ (v − mean) / deviation: two scalars, fitted once and then part of the network."""
+    """v ↦ (v − mean) / deviation: two scalars, fitted once and stored with the network."""
 
     mean: Tensor
     deviation: Tensor
@@ -127,7 +127,7 @@ class Standardise(nn.Module):
         self.register_buffer("deviation", torch.ones(()))
 
     def fit(self, descriptors: Tensor) -> None:
-        """Take both from all entries of `descriptors`; equal entries are shifted, not scaled."""
+        """Fit both scalars to all entries of `descriptors`; if all are equal, only shift."""
         deviation = descriptors.std(correction=0)
         self.mean.copy_(descriptors.mean())
         self.deviation.copy_(torch.where(deviation > 0, deviation, 1.0))
@@ -190,16 +190,16 @@ class VectorEmbedding(nn.Module):
 def embedding_network(
     shape: tuple[int, ...], num_classes: int, output_dim: int
 ) -> EmbeddingNetwork | VectorEmbedding:
-    """f for examples whose sketches have that shape: small images, or vectors."""
+    """The network f for sketches of the given shape: small images, or vectors."""
     if len(shape) == 1:
         return VectorEmbedding(shape[0], num_classes, output_dim)
     return EmbeddingNetwork(num_classes, output_dim)
 
 
 def embed(weights: Tensors, sketches: Tensor, labels: Tensor) -> Tensor:
-    """f(x, y) (B, d) of the network that `weights` are of; their shapes tell C and d."""
+    """f(x, y) (B, d) with the given weights, whose shapes determine C and d."""
     num_classes = weights["first.weight"].shape[1] - sketches.shape[1]
-    with torch.device("meta"):  # a skeleton: no numbers are drawn for it
+    with torch.device("meta"):  # a skeleton: draws no random numbers
         skeleton = embedding_network(
             tuple(sketches.shape[1:]), num_classes, len(weights["last.bias"])
         )

@@ -1,4 +1,4 @@
-"""Two LoRAs side by side as one θ of twice the rank: a common one, and the client's own."""
+"""Two LoRAs side by side as one θ of twice the rank: a shared one and a private one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def first_block(factors: Factors | None, initial: Params, method: str, blocks: i
 
 @dataclass(frozen=True)
 class TwoLoRAs:
-    """The product of the first counts 1 − a, that of the second a."""
+    """Weights the first LoRA's product by 1 − a and the second's by a."""
 
     factors: Factors
     own_weight: float
 
     @classmethod
     def of(cls, task: Task, method: str, own_weight: float) -> TwoLoRAs:
-        """Those of a client's θ."""
+        """The pair of LoRAs in a client's θ."""
         return cls(factors_needed(task.factors, method, alone=True), own_weight)
 
     def alone(self, first: Params) -> Params:
@@ -35,7 +35,7 @@ class TwoLoRAs:
         return Params(self.factors.join(adapters), first.head)
 
     def first_gradient(self, gradient: Params) -> Params:
-        """∂L by the first LoRA and ω, of ∂L at `alone`."""
+        """∂L/∂(first LoRA, ω), from the gradient at `alone`."""
         return Params(self.factors.split(gradient.adapter, 2)[0], gradient.head)
 
     def beside(self, first: Tensor, own: Params) -> Params:
@@ -44,12 +44,12 @@ class TwoLoRAs:
         return Params(joined * self._weights(joined), own.head)
 
     def second_gradient(self, gradient: Params) -> Params:
-        """∂L by the second LoRA and its head, of ∂L at `beside`."""
+        """∂L/∂(second LoRA, its head), from the gradient at `beside`."""
         weighted = gradient.adapter * self._weights(gradient.adapter)
         return Params(self.second(weighted), gradient.head)
 
     def second(self, adapter: Tensor) -> Tensor:
-        """The second LoRA of a θ of both."""
+        """The second LoRA, taken from a θ that holds both."""
         return self.factors.split(adapter, 2)[1]
 
     def _weights(self, like: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""What a server makes of the mean: takes it, or goes towards it with momentum or by Adam.
+"""Server optimisers: take the mean as it is, or step towards it with momentum, Adam or Yogi.
 
-With Δ = mean − x for the x that was sent out, of rates η and β:
+With Δ = mean − x, where x was sent to the clients, and rates η and β:
 
 - plain (the default): x ← mean.
 - momentum (FedAvgM; Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for
@@ -8,7 +8,7 @@ With Δ = mean − x for the x that was sent out, of rates η and β:
   x ← x + η (Δ + β v).
 - FedAdam and FedYogi (Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2):
   m ← β m + (1 − β) Δ, u ← β₂ u + (1 − β₂) Δ² or, Yogi, u ← u − (1 − β₂) Δ² sign(u − Δ²),
-  x ← x + η m / (√u + ε), from u = ε² and without a correction of the bias.
+  x ← x + η m / (√u + ε), starting from u = ε², without bias correction.
 - GHBM at the server (Zaccone et al., "Communication-Efficient Heterogeneous Federated Learning with
   Generalized Heavy-Ball Momentum", TMLR 2025): x ← x + η Δ − β m with m = (x^{t−τ} − x^t) / τ, the
   mean step back over the last τ rounds. With τ = 1 and η = 1 it is momentum.
@@ -30,22 +30,23 @@ class AveragingConfig(MethodConfig):
 
     server_optimizer: Literal["sgd", "adam", "yogi", "ghbm"] = Field(
         "sgd",
-        description="what the server makes of the mean; with the other options as they are, "
-        "`sgd` takes it as it is",
+        description="how the server steps towards the mean; `sgd` with default options adopts "
+        "the mean "
+        "unchanged",
     )
     server_lr: float = Field(1.0, gt=0, description="η, the server's rate")
     server_momentum: float = Field(
-        0.0, ge=0, lt=1, description="β, of momentum (FedAvgM), Adam, Yogi or GHBM"
+        0.0, ge=0, lt=1, description="β of momentum (FedAvgM), Adam, Yogi or GHBM"
     )
     server_nesterov: bool = Field(False, description="Nesterov's form of momentum")
     server_decay: float = Field(
         0.99, ge=0, lt=1, description="β₂ of Adam and Yogi; Reddi et al.: 0.99"
     )
     server_epsilon: float = Field(
-        1e-3, gt=0, description="ε of Adam and Yogi, how adaptive they are; Reddi et al.: 0.001"
+        1e-3, gt=0, description="ε of Adam and Yogi; larger is less adaptive; Reddi et al.: 0.001"
     )
     server_window: int = Field(
-        10, ge=1, description="τ, rounds that GHBM looks back; authors: 1 / share of participants"
+        10, ge=1, description="τ, rounds that GHBM looks back; authors: 1 / participation rate"
     )
 
     @model_validator(mode="after")
@@ -56,7 +57,7 @@ class AveragingConfig(MethodConfig):
 
 
 class PastModels(nn.Module):
-    """The last τ models that were sent out, for GHBM's m."""
+    """The last τ models sent to the clients, for GHBM's m."""
 
     past: Tensor
     count: Tensor
@@ -74,14 +75,14 @@ class PastModels(nn.Module):
         return (self.past[count % window] - model) / window
 
     def append(self, model: Tensor) -> None:
-        """One round later, `model` is x^{t−1}."""
+        """Append the model of the round that ends."""
         past = self.past.clone()
         past[int(self.count) % len(past)] = model
         self.past, self.count = past, self.count + 1
 
 
 class ServerStep(nn.Module):
-    """Steps one tensor from round to round; its buffers are what it remembers."""
+    """Steps one tensor from round to round; its state is in buffers."""
 
     velocity: Tensor
     squares: Tensor
@@ -99,7 +100,7 @@ class ServerStep(nn.Module):
         )
 
     def forward(self, x: Tensor, mean: Tensor) -> Tensor:
-        """x of the next round, from x of this one and the mean of what came back."""
+        """x of the next round, from this round's x and the mean of the replies."""
         rate, beta = self.config.server_lr, self.config.server_momentum
         if self.kind == "sgd" and rate == 1 and not beta:
             return mean
@@ -128,5 +129,5 @@ class ServerStep(nn.Module):
 
 
 def server_steps(config: Any, **tensors: Tensor) -> nn.ModuleDict:
-    """A step for each of a server's tensors, by name."""
+    """One step for each of a server's tensors, by name."""
     return nn.ModuleDict({name: ServerStep(config, like) for name, like in tensors.items()})

@@ -44,7 +44,7 @@ MOST_CELLS = 60_000
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One method of one run."""
 
     folder: RunFolder
@@ -72,7 +72,7 @@ def page_content(folders: Sequence[Path]) -> dict[str, Any]:
     runs = [run for place in folders for run in _find_runs(place)]
     if not runs:
         raise InputError(f"no finished rounds in {', '.join(map(str, folders))}")
-    boards: dict[str, list[Run]] = {}
+    boards: dict[str, list[ReportedRun]] = {}
     for run in runs:
         boards.setdefault(_data_of(run), []).append(run)
     cells = sum(len(r.data["clients"]) * len(evaluated(r.records)) for r in runs)
@@ -83,7 +83,7 @@ def page_content(folders: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _find_runs(place: Path) -> list[Run]:
+def _find_runs(place: Path) -> list[ReportedRun]:
     """The runs in a folder, or in the folders below it, as a sweep leaves them."""
     if not place.is_dir():
         raise InputError(f"{place} is not a folder of runs")
@@ -102,7 +102,7 @@ def _find_runs(place: Path) -> list[Run]:
             below = path.parent.relative_to(place).parts
             arm = next((p for p in below if p == method or p.startswith(f"{method}-")), method)
             summary = summarise_run(_until_evaluated(records), folder.read_assessment(method))
-            found.append(Run(folder, config, method, arm, records, summary, data))
+            found.append(ReportedRun(folder, config, method, arm, records, summary, data))
     return found
 
 
@@ -112,7 +112,7 @@ def _until_evaluated(records: Sequence[RoundRecord]) -> list[RoundRecord]:
     return list(records[: last + 1])
 
 
-def _data_of(run: Run) -> str:
+def _data_of(run: ReportedRun) -> str:
     """What runs on one board have in common: the data set, and how it was dealt."""
     data = run.config.data
     dealt = {
@@ -124,8 +124,8 @@ def _data_of(run: Run) -> str:
     return f"{run.data['data']}: {count(len(run.data['clients']), 'client')}, {dealt}"
 
 
-def _board(name: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
-    lines: dict[str, list[Run]] = {}
+def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any]:
+    lines: dict[str, list[ReportedRun]] = {}
     for run in sorted(runs, key=lambda run: (_place(run.method), run.label)):
         lines.setdefault(run.label, []).append(run)
     first = runs[0]
@@ -162,7 +162,7 @@ def _board(name: str, runs: Sequence[Run], stride: int) -> dict[str, Any]:
     }
 
 
-def _origins(lines: Mapping[str, Sequence[Run]]) -> dict[str, Any] | None:
+def _origins(lines: Mapping[str, Sequence[ReportedRun]]) -> dict[str, Any] | None:
     """Where the calibrations of pFedSeq's first run came from, or why that cannot be told."""
     if "pfedseq" not in lines:
         return None
@@ -182,11 +182,11 @@ def _title(label: str) -> str:
     return method_title(method) + label.removeprefix(method).replace("-", " ", 1)
 
 
-def _layers(run: Run) -> list[int] | None:
+def _layers(run: ReportedRun) -> list[int] | None:
     return adapted_layers(run.folder, run.method)
 
 
-def _line(label: str, runs: Sequence[Run], stride: int, room: int) -> dict[str, Any]:
+def _line(label: str, runs: Sequence[ReportedRun], stride: int, room: int) -> dict[str, Any]:
     """One method: its curve over seeds, and each seed's clients."""
     scored = [dict(evaluated(run.records)) for run in runs]
     rounds = sorted(set.intersection(*map(set, scored)))
@@ -227,7 +227,7 @@ def _line(label: str, runs: Sequence[Run], stride: int, room: int) -> dict[str, 
     }
 
 
-def _seed(run: Run, stride: int) -> dict[str, Any]:
+def _seed(run: ReportedRun, stride: int) -> dict[str, Any]:
     """One seed's clients by round, its costs by round, and what its server noted."""
     scored = evaluated(run.records)
     kept = scored[::-1][::stride][::-1]  # the last round always
@@ -253,7 +253,7 @@ def _seed(run: Run, stride: int) -> dict[str, Any]:
     }
 
 
-def _extras(run: Run) -> dict[str, Any]:
+def _extras(run: ReportedRun) -> dict[str, Any]:
     """Who was absent, and what the server wrote down of its own: sizes by layer."""
     sizes: dict[str, list[Any]] = {}
     rounds = []
@@ -273,7 +273,7 @@ def _extras(run: Run) -> dict[str, Any]:
     }
 
 
-def _leads(lines: Mapping[str, Sequence[Run]], reference: str) -> list[dict[str, Any]]:
+def _leads(lines: Mapping[str, Sequence[ReportedRun]], reference: str) -> list[dict[str, Any]]:
     """The reference method against each other one, paired by client and seed."""
     ours = {run.moment: run.summary for run in lines[reference]}
     leads = []
@@ -299,9 +299,9 @@ def _leads(lines: Mapping[str, Sequence[Run]], reference: str) -> list[dict[str,
     return leads
 
 
-def _behind(lines: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+def _behind(lines: Mapping[str, Sequence[ReportedRun]]) -> list[dict[str, Any]]:
     """Each client whom some method serves worse, on validation, than something simpler."""
-    moments: dict[tuple[int, int], dict[str, Run]] = {}
+    moments: dict[tuple[int, int], dict[str, ReportedRun]] = {}
     for label, runs in lines.items():
         for run in runs:
             moments.setdefault(run.moment, {})[label] = run
@@ -323,7 +323,7 @@ def _behind(lines: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda entry: -abs(entry["ours"] - entry["theirs"]))
 
 
-def _environment(run: Run) -> str:
+def _environment(run: ReportedRun) -> str:
     """What the run's last checkpoint was made with: versions, device, kernel."""
     newest = newest_server(run.folder.checkpoints(run.method))
     if newest is None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pfedseq.training.config import LocalTraining
 
 SECOND = ("second", "second_share")
-"""Of the memory, what the server can average: v, and c of v̂ = v / c."""
+"""The part of the state that the server can average: v, and c of v̂ = v / c."""
 
 
 def adamw(
@@ -19,9 +19,9 @@ def adamw(
 ) -> Tensor:
     """(1 − lr · decay) x − lr · m̂ / (√v̂ + ε), with the running means m of g and v of g².
 
-    m̂ = m / c and v̂ = v / c, where c ← β c + (1 − β) is what the weights of a mean that began at
-    zero add up to: 1 − β^k after k steps, as in the paper, and right as well for a mean that goes
-    on from the average of several clients' v and c.
+    m̂ = m / c and v̂ = v / c, where c ← β c + (1 − β) is the total weight of a running mean that
+    started at zero: 1 − β^k after k steps, as in the paper, and also correct for a mean that
+    continues from the average of several clients' v and c.
     """
     first_beta, second_beta = config.betas
     for moment in ("first", "second"):

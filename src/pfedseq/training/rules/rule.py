@@ -1,4 +1,4 @@
-"""What an optimiser is to the rest of the project."""
+"""The interface of an optimiser."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class Rule(Protocol):
     ) -> Tensor:
         """`x` after the step, a new tensor.
 
-        `memory` is what the rule remembers from step to step: empty before the first one, and
-        changed by putting new tensors into it.
+        `memory` is the rule's state between steps: empty before the first one, and updated by
+        putting new tensors into it.
         """

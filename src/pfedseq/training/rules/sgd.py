@@ -1,4 +1,4 @@
-"""SGD with momentum, as `torch.optim.SGD` has it."""
+"""SGD with momentum, equal to `torch.optim.SGD`."""
 
 from __future__ import annotations
 

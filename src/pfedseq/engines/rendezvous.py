@@ -1,47 +1,62 @@
-"""Clients side by side: what they ask of their tasks at the same time is answered in one pass.
+"""Groups: clients run side by side and their gradients are computed in one pass.
 
-Each client of a cohort runs in a thread of its own, but only one of them at a time: whoever asks
-its task for a gradient waits until every other has asked, too, or is done. Then all questions are
-answered together. So what is computed together follows from the clients' own sequences of
-questions, never from how fast threads happen to run; and method files need not know.
+Each client of a group runs in its own thread, but only one of them at a time: a client that asks
+its task for a gradient waits until every other client has asked, too, or has finished. Then all
+requests are answered together. So the grouping follows from the clients' sequences of requests,
+never from the speed of threads, and method files need not know.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from pfedseq.federation import Answer, Batch, Hello, Part, Question, Site, Split, Task
+from pfedseq.federation import Batch, Hello, Part, Site, Split, Task
 from pfedseq.lora import Factors
 from pfedseq.measures import Score
 from pfedseq.params import Params
 from pfedseq.training.config import Units
 
-FULL_PASS, FULL_PASS_OF_A_CARD = 40, 64
-"""Examples in a pass with which the backbone's products are near their fastest."""
-
 Result = TypeVar("Result")
+Found = Params | Score | float
+"""What a task answers."""
+
+
+class Question(NamedTuple):
+    """What a client asks of its task and could be answered together with others' questions.
+
+    A task may offer `answer_together(questions) -> answers`, faster than one by one and equal to
+    it up to rounding.
+    """
+
+    task: Task
+    kind: str
+    """`grad`, `loss` or `score`: the task's method."""
+    arguments: tuple[Any, ...]
+
+    def answer(self) -> Found:
+        """Answer this question alone."""
+        found: Found = getattr(self.task, self.kind)(*self.arguments)
+        return found
 
 
 class Rendezvous:
-    """Where the clients of a cohort meet; every one of `members` must leave, whatever happens."""
+    """The meeting point of a group; every one of `members` must leave, whatever happens."""
 
     def __init__(self, members: Sequence[int]) -> None:
         self.baton = threading.Condition()
         """Held by the one client that runs; given back while it waits for an answer."""
         self._present = set(members)
         self._asked: dict[int, Question] = {}
-        self._answers: dict[int, Answer | BaseException] = {}
+        self._answers: dict[int, Found | BaseException] = {}
 
-    def ask(self, member: int, question: Question) -> Answer:
-        """The answer, once all that are present have asked; the caller holds the baton."""
+    def ask(self, member: int, question: Question) -> Found:
+        """The answer, once all present members have asked; the caller holds the baton."""
         self._asked[member] = question
         self._answer_if_complete()
         self.baton.wait_for(lambda: member in self._answers)
@@ -51,7 +66,7 @@ class Rendezvous:
         return answer
 
     def leave(self, member: int) -> None:
-        """Nobody waits for this member any more; the caller holds the baton."""
+        """Stop waiting for this member; the caller holds the baton."""
         self._present.remove(member)
         self._answer_if_complete()
 
@@ -61,25 +76,25 @@ class Rendezvous:
         members = sorted(self._asked)
         questions = [self._asked.pop(member) for member in members]
         try:
-            answers: Sequence[Answer | BaseException] = answer_together(questions)
-        except BaseException as problem:  # it is everyone's: each raises it in its own thread
+            answers: Sequence[Found | BaseException] = _answers(questions)
+        except BaseException as problem:  # raised in every member's thread
             answers = [problem] * len(members)
         self._answers.update(zip(members, answers, strict=True))
         self.baton.notify_all()
 
 
-def answer_together(questions: Sequence[Question]) -> list[Answer]:
-    """By the tasks' own way of doing so, where they have one; else one after the other."""
+def _answers(questions: Sequence[Question]) -> list[Found]:
+    """Use the tasks' shared pass if they have one; otherwise answer one after the other."""
     together = getattr(questions[0].task, "answer_together", None)
     if together is not None and len(questions) > 1:
-        answers: list[Answer] = together(questions)
+        answers: list[Found] = together(questions)
         return answers
     return [question.answer() for question in questions]
 
 
 @dataclass(frozen=True)
-class CohortTask:
-    """A client's task, whose costly answers wait for the others'; implements `Task`."""
+class SharingTask:
+    """A client's `Task` whose costly answers are computed together with the others'."""
 
     task: Task
     meeting: Rendezvous
@@ -102,7 +117,7 @@ class CohortTask:
 
     @property
     def units(self) -> Units:
-        """What the model's rates are measured in."""
+        """The model's quantities that rates are scaled by."""
         return self.task.units
 
     @property
@@ -149,29 +164,29 @@ class CohortTask:
         assert isinstance(score, Score)
         return score
 
-    def _ask(self, kind: str, *arguments: object) -> Answer:
+    def _ask(self, kind: str, *arguments: object) -> Found:
         return self.meeting.ask(self.member, Question(self.task, kind, arguments))
 
 
 @dataclass(frozen=True)
-class CohortSite:
-    """A client's site, whose tasks meet those of the cohort."""
+class SharingSite:
+    """A client's site, whose tasks meet those of its group."""
 
     site: Site
     meeting: Rendezvous
     member: int
 
-    def task(self, t: int, step: str) -> CohortTask:
+    def task(self, t: int, step: str) -> SharingTask:
         """The site's task, bound to the meeting."""
-        return CohortTask(self.site.task(t, step), self.meeting, self.member)
+        return SharingTask(self.site.task(t, step), self.meeting, self.member)
 
 
-def run_cohort(
+def run_together(
     pool: ThreadPoolExecutor, members: Sequence[int], work: Callable[[int, Rendezvous], Result]
 ) -> list[Result]:
-    """`work` of every member side by side, results in their order; `pool` has room for them all.
+    """Run `work` for every member side by side, results in order; `pool` has a thread for each.
 
-    Where members fail, the others finish, and the first failure is raised.
+    If members fail, the others finish, and the first failure is raised.
     """
     meeting = Rendezvous(members)
 
@@ -185,40 +200,3 @@ def run_cohort(
     futures = [pool.submit(run, member) for member in members]
     wait(futures)
     return [future.result() for future in futures]
-
-
-def cohorts(ids: Sequence[int], size: int) -> list[list[int]]:
-    """The ids, rising, in groups of at most `size` and as equal as can be."""
-    ordered = sorted(ids)
-    groups = -(-len(ordered) // size)
-    bounds = [len(ordered) * g // groups for g in range(groups + 1)] if groups else [0]
-    return [ordered[a:b] for a, b in pairwise(bounds)]
-
-
-def shares(groups: Sequence[Sequence[int]], work: Mapping[int, int], devices: int) -> list[int]:
-    """Which device each cohort goes to, so that all have about as much work; follows from it alone.
-
-    The largest first, each to the device that has least so far.
-    """
-    amounts = [sum(work[i] for i in group) for group in groups]
-    loads, chosen = [0] * devices, [0] * len(groups)
-    for place in sorted(range(len(groups)), key=lambda place: -amounts[place]):
-        least = loads.index(min(loads))
-        chosen[place] = least
-        loads[least] += amounts[place]
-    return chosen
-
-
-def automatic_cohort(num_clients: int, batch_size: int, cards: int = 0) -> int:
-    """How many clients to train in one pass on this machine: enough to fill it, a cohort per core.
-
-    Where there are graphics cards, a cohort for each of them.
-
-    More examples than `FULL_PASS` do not make a pass faster, but fall out of the processor's cache
-    and take memory. The cores are those of the machine, not `engine.threads`: how many cohorts run
-    side by side must not change what is computed together.
-    """
-    cores = cards or os.cpu_count() or 1
-    largest = max(1, (FULL_PASS_OF_A_CARD if cards else FULL_PASS) // batch_size)
-    turns = -(-num_clients // (largest * cores))  # of all cores; none of them idle in the last
-    return -(-num_clients // (turns * cores))

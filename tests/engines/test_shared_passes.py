@@ -12,12 +12,13 @@ import torch
 
 from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.engines.answer import answer
-from pfedseq.engines.cohort import automatic_cohort, cohorts
+from pfedseq.engines.grouping import automatic_size, grouped
 from pfedseq.engines.local import LocalClients
+from pfedseq.engines.rendezvous import Question
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.engines.wire import WireClients
 from pfedseq.errors import InputError
-from pfedseq.federation import Client, MethodConfig, Question, Reply, Setup
+from pfedseq.federation import Client, MethodConfig, Reply, Setup
 from pfedseq.measures import Score
 from pfedseq.methods import METHODS
 from pfedseq.model import shared_passes
@@ -25,7 +26,8 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
 from pfedseq.model.encoders.vit.stacked import StackedTower
-from pfedseq.model.task import EVALUATION_BATCH, ExampleSite, ExampleTask
+from pfedseq.model.readout import EVALUATION_BATCH
+from pfedseq.model.task import ExampleSite, ExampleTask
 from pfedseq.params import Params
 from pfedseq.workloads.images.auxiliary import auxiliary_images
 from pfedseq.workloads.images.source import ImageSource
@@ -242,12 +244,12 @@ def test_dropout_is_not_stacked_but_answered():
         assert torch.equal(task.grad(phi, batch).adapter, gradient.adapter)
 
 
-def play(name, cohort, threads=1, engine=LocalClients, disturb=None, rounds=2):
+def play(name, together, threads=1, engine=LocalClients, disturb=None, rounds=2):
     """Records of a few rounds and what the clients end with."""
     method, sites = METHODS[name], make_sites()
     options = {"perada": {"distillation_steps": 1}, "pfedseq": {"warmup_rounds": 1}}
     config = method.config(lr=0.05, **options.get(name, {}))
-    clients = engine(method.client, config, sites, threads=threads, cohort=cohort)
+    clients = engine(method.client, config, sites, threads=threads, clients_per_pass=together)
     model, source = sites[0].model, sites[0].source
     auxiliary = auxiliary_images(model, source, 32, 0)
     given = {"num_classes": 3, "auxiliary": auxiliary, "factors": model.factors}
@@ -278,7 +280,7 @@ def play(name, cohort, threads=1, engine=LocalClients, disturb=None, rounds=2):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_trains_in_a_cohort_as_it_does_alone(name):
+def test_every_method_trains_in_a_group_as_it_does_alone(name):
     alone, together = play(name, 1), play(name, 3)
     for i, tensors in alone[1].items():
         for key, tensor in tensors.items():
@@ -290,7 +292,7 @@ def test_every_method_trains_in_a_cohort_as_it_does_alone(name):
 
 
 def test_load_threads_and_the_wire_change_no_bit():
-    """Clients that dawdle at random, cohorts side by side, messages as bytes."""
+    """Clients that dawdle at random, groups side by side, messages as bytes."""
     rng = random.Random(0)
 
     def dawdle(batch):
@@ -318,7 +320,7 @@ def test_all_that_are_present_are_answered_in_one_pass(monkeypatch):
 
     monkeypatch.setattr(ExampleTask, "answer_together", staticmethod(counted))
     method, sites = METHODS["fedavg"], make_sites()
-    clients = LocalClients(method.client, method.config(lr=0.05), sites, cohort=3)
+    clients = LocalClients(method.client, method.config(lr=0.05), sites, clients_per_pass=3)
     down = {i: sites[0].model.initial.tensors() for i in (2, 0, 1)}
     assert list(clients.call("train", 1, down)) == [2, 0, 1]
     assert seen == [[9, 4, 6], [9, 6]], "the last one is alone and needs no company"
@@ -355,13 +357,13 @@ def call_within(seconds, clients, step):
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    assert not thread.is_alive(), "the cohort hangs"
+    assert not thread.is_alive(), "the group hangs"
     return outcome[0]
 
 
 def test_a_failing_client_does_not_hold_up_the_others():
     Failing.finished.clear()
-    clients = LocalClients(Failing, MethodConfig(), make_sites(), cohort=3)
+    clients = LocalClients(Failing, MethodConfig(), make_sites(), clients_per_pass=3)
     assert "out of paper" in str(call_within(60, clients, "train"))
     assert sorted(Failing.finished) == [6, 9]
 
@@ -372,7 +374,7 @@ def test_a_failing_pass_fails_all_that_wait_for_it(monkeypatch):
 
     monkeypatch.setattr(ExampleTask, "answer_together", staticmethod(broken))
     method = METHODS["fedavg"]
-    clients = LocalClients(Failing, method.config(), make_sites(), cohort=3)
+    clients = LocalClients(Failing, method.config(), make_sites(), clients_per_pass=3)
     assert isinstance(call_within(60, clients, "train"), MemoryError | InputError)
 
 
@@ -385,18 +387,18 @@ def test_only_listed_steps_are_run():
 
 
 def test_groups_are_equal_and_follow_from_the_numbers_alone():
-    assert cohorts([4, 0, 3, 1, 2], 2) == [[0], [1, 2], [3, 4]]
-    assert cohorts(range(10), 5) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert cohorts([7], 5) == [[7]]
-    assert cohorts([], 5) == []
+    assert grouped([4, 0, 3, 1, 2], 2) == [[0], [1, 2], [3, 4]]
+    assert grouped(range(10), 5) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert grouped([7], 5) == [[7]]
+    assert grouped([], 5) == []
 
 
 def test_automatic_size(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert automatic_cohort(10, 8) == 5
-    assert automatic_cohort(100, 8) == 5
-    assert automatic_cohort(6, 16) == 2
-    assert automatic_cohort(6, 8) == 3
-    assert automatic_cohort(12, 8) == 3, "three cohorts of four would leave a core idle"
-    assert automatic_cohort(1, 16) == 1
-    assert automatic_cohort(100, 128) == 1
+    assert automatic_size(10, 8) == 5
+    assert automatic_size(100, 8) == 5
+    assert automatic_size(6, 16) == 2
+    assert automatic_size(6, 8) == 3
+    assert automatic_size(12, 8) == 3, "three groups of four would leave a core idle"
+    assert automatic_size(1, 16) == 1
+    assert automatic_size(100, 128) == 1

@@ -1,0 +1,129 @@
+"""A run that is handed to Flower: what its server says of it, until it has ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from pfedseq.cli.options import EXIT_INTERRUPTED
+from pfedseq.errors import InputError
+
+if TYPE_CHECKING:
+    from pfedseq.deployment.status import StatusFile
+
+WATCH_SECONDS = 1.0
+NEW_ATTEMPT_SECONDS = 30.0
+"""How long an attempt that has ended is not taken for the last word."""
+AGAIN = "submit it again without a config to continue: flwr run APP LINK --run-config 'out=\"…\"'"
+TELL_SECONDS = 20.0
+"""After which, and how often, it is said what a run that has not begun is waited for."""
+
+
+def submit(federation: Any, out: Path, config: Path | None, accept: Sequence[str] = ()) -> None:
+    """Hand the run to Flower, and watch it: only what our own server writes says how it ended."""
+    from pfedseq.deployment.loopback import CONNECTION
+
+    asked = time.time()
+    values = {"out": str(out)} | ({"config": str(config)} if config else {})
+    values |= {"accept": ",".join(accept)} if accept else {}
+    text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+    printed = federation.flwr("run", str(federation.app), CONNECTION, "--run-config", text)
+    federation.remember_run(out)
+    number = re.search(r"started run (\d+)", printed)
+    try:
+        here = f"`pfedseq flower resume {out}` continues it"
+        follow(out, asked, lambda: federation.fate(number[1]) if number else None, here)
+    except KeyboardInterrupt:
+        print(f"pfedseq: the run continues: see pfedseq flower status and {out}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def since(file: StatusFile) -> float:
+    """From when a word of the server counts: a little later, where the last attempt has ended."""
+    how = file.read()
+    why = how.get("sentence") if how.get("state") == "failed" else ended(how)
+    if not why:
+        return 0.0
+    print(
+        f"pfedseq: the last attempt has ended ({why}); waiting {NEW_ATTEMPT_SECONDS:g} s for a "
+        "new one",
+        file=sys.stderr,
+    )
+    deadline = time.monotonic() + NEW_ATTEMPT_SECONDS
+    while time.monotonic() < deadline:
+        if file.read().get("at") != how.get("at"):
+            break
+        time.sleep(WATCH_SECONDS)
+    return 0.0
+
+
+def follow(out: Path, asked: float, fate: Callable[[], str | None], again: str = "") -> None:
+    """Show how a run stands from `asked` on; `fate` says why one that has not begun never will."""
+    from pfedseq.config import load_config
+    from pfedseq.deployment.status import StatusFile
+    from pfedseq.report.figures import draw_curves
+    from pfedseq.report.progress import ProgressDisplay
+    from pfedseq.report.tables import print_results
+    from pfedseq.runs.folder import RunFolder
+
+    folder, file = RunFolder(out), StatusFile(out)
+    _await_server(out, file, asked, fate)
+    config = load_config(folder.config)
+    said, shown = "", 0
+    with ProgressDisplay(config.run.methods, config.run.rounds, {}) as display:
+        while True:
+            how = file.read()
+            if how["state"] == "gathering" and how["sentence"] != said:
+                said = how["sentence"]
+                print(f"pfedseq: {said}", file=sys.stderr)
+            records = folder.records()
+            for record in records[shown:]:
+                display.advance(record)
+            shown = max(shown, len(records))
+            if how["state"] in ("finished", "failed") or (lost := ended(how)):
+                break
+            time.sleep(WATCH_SECONDS)
+    if how["state"] == "failed":
+        raise InputError(f"{out}: {how['sentence']}")
+    if how["state"] != "finished":
+        raise InputError(f"{out}: {lost}; {again or AGAIN}")
+    draw_curves(folder)
+    print_results(folder.read_summary(), out)
+    print("Personal models are at the sites: RUN/METHOD/model in each site's own folder.")
+
+
+def _await_server(out: Path, file: Any, asked: float, fate: Callable[[], str | None]) -> None:
+    """Until our server has written how the run stands, however long the machine takes to start it.
+
+    A run may have to wait for another one to end, and a server for its backbone to be downloaded.
+    """
+    begun = told = time.monotonic()
+    while file.read().get("at", -1.0) < asked:
+        now = time.monotonic()
+        if now - told > TELL_SECONDS:
+            told = now
+            why = fate()
+            if why and file.read().get("at", -1.0) < asked:
+                raise InputError(f"{out} was not begun: {why}; the SuperLink's log says more")
+            print(
+                f"pfedseq: waiting for Flower's server to begin {out} ({now - begun:.0f} s so far; "
+                "Ctrl-C stops waiting, not the run)",
+                file=sys.stderr,
+            )
+        time.sleep(WATCH_SECONDS)
+
+
+def ended(how: dict[str, Any]) -> str | None:
+    """What to say of a server that ended without a word; None while it runs, or ended well."""
+    from pfedseq.deployment.loopback import running
+
+    if how.get("state") in ("finished", "failed", None) or running(how["pid"], how["created"]):
+        return None
+    return "the server was stopped in the middle"

@@ -1,0 +1,27 @@
+"""A run as a TOML file: read, checked against unknown keys and wrong values, saved resolved."""
+
+from pfedseq.config.config import Config
+from pfedseq.config.reading import dump_config, load_config, load_plugin, make_config, read_config
+from pfedseq.config.sections import (
+    EngineConfig,
+    FlowerConfig,
+    ModelConfig,
+    PluginConfig,
+    RunConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "Config",
+    "EngineConfig",
+    "FlowerConfig",
+    "ModelConfig",
+    "PluginConfig",
+    "RunConfig",
+    "TrainingConfig",
+    "dump_config",
+    "load_config",
+    "load_plugin",
+    "make_config",
+    "read_config",
+]

@@ -1,0 +1,139 @@
+"""The config of a whole run, and what its sections mean together."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from pfedseq.base_config import BaseConfig
+from pfedseq.config.sections import (
+    EngineConfig,
+    FlowerConfig,
+    ModelConfig,
+    PluginConfig,
+    RunConfig,
+    TrainingConfig,
+)
+from pfedseq.config.validation import validated
+from pfedseq.data.auxiliary import AuxiliaryConfig
+from pfedseq.data.config import DataConfig
+from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.privacy import PrivacyConfig
+from pfedseq.errors import InputError
+from pfedseq.federation import MethodConfig
+from pfedseq.methods import METHODS, find_method
+from pfedseq.model.adapter_config import AdapterConfig
+from pfedseq.model.geometry import quick_image_size
+from pfedseq.training.config import LocalTraining
+
+
+class Config(BaseConfig):
+    """The config of a whole run; one field per section of the TOML file."""
+
+    plugins: tuple[PluginConfig, ...] = Field(
+        (), description="Python files that the run needs; --plugin FILE adds one"
+    )
+    run: RunConfig = RunConfig()
+    data: DataConfig = DataConfig()
+    auxiliary: AuxiliaryConfig = AuxiliaryConfig()
+    model: ModelConfig = ModelConfig()
+    adapter: AdapterConfig = AdapterConfig()
+    training: TrainingConfig = TrainingConfig()
+    methods: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="[methods.NAME]: a method's own options"
+    )
+    engine: EngineConfig = EngineConfig()
+    federation: FederationConfig = FederationConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    flower: FlowerConfig = FlowerConfig()
+
+    @model_validator(mode="after")
+    def _noise_is_not_rounded(self) -> Self:
+        if self.privacy.noise is not None and self.federation.payload != "float32":
+            raise ValueError(
+                "privacy.noise is added to what clients send in float32: leave federation.payload "
+                "out, or the noise"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _methods_follow_their_clients(self) -> Self:
+        if self.federation.members_change:
+            for name in self.run.methods:
+                if (method := METHODS.get(name)) and (why := method.server.needs_everyone):
+                    raise ValueError(
+                        f"{name} needs all clients from the first round to the last ({why}): leave "
+                        "it out, or federation.late_clients, leaving_clients and gone_after"
+                    )
+        return self
+
+    def method_config(self, name: str) -> MethodConfig:
+        """The options of one method: [training]'s, overridden by [methods.NAME]'s."""
+        method = find_method(name)
+        common = self.training.model_dump(include=set(LocalTraining.model_fields))
+        own, where = self.methods.get(name, {}), f"methods.{name}."
+        if own.get("optimizer", common["optimizer"]) != common["optimizer"]:
+            del common["lr"], common["head_lr"]  # another optimizer's rates mean something else
+        elif common["head_lr"] is not None and "lr" in own and "head_lr" not in own:
+            lr = validated(method.config, {**common, **own, "head_lr": None}, where).lr
+            common["head_lr"] = lr * self.training.head_ratio
+        given = common | own
+        scheduled = given["schedule"] != "constant" or given["schedule_warmup"]
+        if scheduled and given["schedule_rounds"] is None:
+            given["schedule_rounds"] = self.run.rounds
+        return validated(method.config, given, where)
+
+    def advice(self) -> list[str]:
+        """Sentences about what is allowed but hardly meant."""
+        rounds = self.run.rounds
+        return [s for name in self.run.methods for s in self.method_config(name).advice(rounds)]
+
+    def resolved(self) -> Config:
+        """The same run with every option written out; refuses what a method does not know."""
+        for name in self.methods:
+            find_method(name)
+        spelt = {name: self._spelt(name) for name in self.run.methods}
+        spelt_out = self.model_copy(update={"methods": self.methods | spelt})
+        return spelt_out.with_image_size(quick_image_size(self.model.backbone))
+
+    def sized(self) -> Config:
+        """The same run with `data.image_size` set, to the backbone's own where it was left out."""
+        if self.data.unit != "image" or self.data.image_size is not None:
+            return self
+        from pfedseq.model.backbone import load_backbone  # takes seconds, and few configs need it
+
+        section = self.model
+        return self.with_image_size(
+            load_backbone(section.backbone, num_heads=section.num_heads).image_size
+        )
+
+    def with_image_size(self, size: int | None) -> Config:
+        """The same run with `data.image_size = size`, unless it is set or there are no images."""
+        if self.data.unit != "image" or self.data.image_size is not None or size is None:
+            return self
+        data = DataConfig.model_validate({**self.data.model_dump(), "image_size": size})
+        return self.model_copy(update={"data": data})
+
+    def _spelt(self, name: str) -> dict[str, Any]:
+        """All options of a method but what it takes over from [training] as that stands there."""
+        options, own = self.method_config(name), self.methods.get(name, {})
+        if options.optimizer_state == "average":
+            self._refuse_averages(name)
+        common = set(LocalTraining.model_fields) - {"lr", "local_epochs"} - set(own)
+        return options.model_dump(exclude_none=True, exclude=common)  # TOML has no null
+
+    def _refuse_averages(self, name: str) -> None:
+        """Say where second moments cannot be averaged."""
+        why = ""
+        if find_method(name).client.sent_model is None:
+            why = f"{name} averages no models, so there are no moments that belong to an average"
+        elif self.federation.payload != "float32":
+            why = f"it cannot be sent as federation.payload = {self.federation.payload!r}"
+        elif self.privacy.noise is not None:
+            why = "privacy.noise would make a second moment negative"
+        if why:
+            raise InputError(
+                f"optimizer_state = 'average': {why}; set it to 'keep' or 'reset', or leave that "
+                "out"
+            )

@@ -1,0 +1,82 @@
+"""Values that are checked against a section; what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pfedseq.errors import InputError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], values: Any, where: str, *, only_look: bool = False) -> Model:
+    """The values as a section; `only_look`: those of a run that is not run here."""
+    try:
+        return model.model_validate(values, context={"only_look": only_look})
+    except ValidationError as problem:
+        raise InputError(_explain(model, problem.errors(), where)) from None
+
+
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "epochs": "local_epochs",
+    "grad_clip": "clip_norm",
+    "gradient_clip": "clip_norm",
+    "max_grad_norm": "clip_norm",
+    "wd": "weight_decay",
+    "decay": "weight_decay",
+    "num_rounds": "rounds",
+    "clients": "num_clients",
+    "cohort": "clients_per_pass",
+}
+"""What other programs call some options."""
+
+
+def _explain(model: type[BaseModel], errors: Sequence[Any], where: str) -> str:
+    """One sentence for pydantic's first complaint, with the nearest key for an unknown one."""
+    error = errors[0]
+    path = _option_path(model, [str(part) for part in error["loc"]])
+    key = where + ".".join(path)
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(model, path[:-1])
+        other = _OTHER_NAMES.get(path[-1])
+        near = [other] if other in known else get_close_matches(path[-1], known, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        return f"unknown config key {key!r}: {hint}"
+    same = [e for e in errors if _option_path(model, [str(part) for part in e["loc"]]) == path]
+    said = dict.fromkeys(_said(e["msg"]) for e in same)
+    message = " or ".join(said).replace(" or input should be ", " or ")
+    if not path:
+        return f"config section {where.rstrip('.') or 'root'}: {message}"
+    return f"config key {key} = {error['input']!r}: {message}"
+
+
+def _said(message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+def _option_path(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Where an option is, without what pydantic says of a union's members behind it."""
+    kept: list[str] = []
+    for part in path:
+        kept.append(part)
+        field = model.model_fields.get(part)
+        annotation = field.annotation if field is not None else None
+        if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
+            break
+        model = annotation
+    return kept
+
+
+def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    for name in path:
+        field = model.model_fields.get(name)
+        if field is None or not isinstance(field.annotation, type):
+            return []
+        model = field.annotation
+    return list(model.model_fields)

@@ -1,0 +1,64 @@
+"""Flower's post office: messages to nodes, and what has come back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message
+
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.messages import Request
+
+BY_ITSELF = (2, 1)
+"""Flower's error codes for a client that failed by itself: sending again would not help."""
+CRASHED = 8
+"""Flower's error code for a client that was killed."""
+_FLOWER_WRAPPING = re.compile(r"^<class '[\w.]+'>:<'(.*)'>$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One start of a site's node; a restarted one is another, even under the same number."""
+
+    number: int
+    activated: str
+    name: str
+    """As registered; empty where nodes need not be."""
+
+
+def push(
+    grid: Any, request: Request, contents: Sequence[tuple[Node, Envelope]], seconds: float
+) -> list[str | None]:
+    """Send them, valid for `seconds`; the messages' ids in order, None where one was refused."""
+    if not contents:
+        return []
+    evaluations = dict.fromkeys(("evaluate", "evaluate_mean", "assess"), "evaluate")
+    kind = {**evaluations, "hello": "query", "export": "query"}.get(request.step, "train")
+    messages = [  # a list: Flower goes over it twice
+        Message(
+            content.to_records(),
+            node.number,
+            kind,
+            ttl=max(1.0, seconds),
+            group_id=str(request.round),
+        )
+        for node, content in contents
+    ]
+    ids = list(grid.push_messages(messages))
+    return ids if len(ids) == len(messages) else [None] * len(messages)
+
+
+def pull(grid: Any, messages: Iterable[str]) -> list[Message]:
+    """The replies that have come to any of the messages."""
+    ids = list(messages)
+    return list(grid.pull_messages(ids)) if ids else []
+
+
+def failure(message: Message) -> str:
+    """What a failed client said, without Flower's wrapping."""
+    said = str(message.error.reason or f"error {message.error.code}")
+    unwrapped = _FLOWER_WRAPPING.match(said)
+    return unwrapped[1] if unwrapped else said

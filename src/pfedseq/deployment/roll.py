@@ -1,0 +1,196 @@
+"""Which sites are there: who has said hello, who comes late, and who is refused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pfedseq.deployment.audit import Note, no_note
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.messages import Card, Request, read_reply
+from pfedseq.deployment.posting import BY_ITSELF, Node, failure, pull, push
+from pfedseq.errors import InputError
+from pfedseq.federation import Hello
+
+HELLO_SECONDS = 120.0
+"""How long a node that just appeared may take to say who it is."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A site that has said hello, and the node it is at."""
+
+    node: Node
+    card: Card
+    hello: Hello
+
+
+class Roll:
+    """The sites that are there, by name; `members` are those of a run that has begun before.
+
+    Once a run has begun, `admit` is asked about sites that come later; it raises InputError where
+    one is not let in.
+    """
+
+    def __init__(
+        self,
+        grid: Any,
+        request: Request,
+        pause: float = 0.3,
+        members: Mapping[str, Hello] | None = None,
+        admit: Callable[[Guest], None] | None = None,
+        note: Note = no_note,
+    ) -> None:
+        self.grid, self.request, self.pause, self.note = grid, request, pause, note
+        self.check: Callable[[Guest], None] = lambda guest: None
+        """Asked about a member that has come back; raises InputError where it is not taken back."""
+        self.problems: dict[str, str] = {}
+        """Why a site was not let in or could not answer, by its name, until it does."""
+        self.admit = admit or _nobody
+        self.guests: dict[str, Guest] = {}
+        self.strangers: dict[str, Guest] = {}
+        """Sites that have said hello after the run began, and wait for the next round."""
+        self.members = None if members is None else dict(members)
+        """The sites of the run; the order is that of their numbers. None before it has begun."""
+        self._asked: dict[Node, tuple[str, float]] = {}
+        self._known: set[Node] = set()
+        self._refused: list[str] = []
+
+    def gather(self, expected: int, seconds: float, tell: Callable[[str], None]) -> None:
+        """Wait until `expected` sites have said hello; those that come later are strangers.
+
+        Of a run that has begun before, any of its sites will do to go on.
+        """
+        deadline, told = time.monotonic() + seconds, -1
+        while len(self.guests) < expected and (in_time := time.monotonic() < deadline):
+            self.look()
+            if self._refused and self.members is None:
+                raise InputError(self._refused[0])
+            if len(self.guests) != told:
+                told = len(self.guests)
+                there = f": {', '.join(self.names())}" if told else ""
+                tell(f"{told} of {expected} sites have said hello{there}")
+            if len(self.guests) < expected:
+                time.sleep(self.pause)
+        if not in_time and (self.members is None or not self.guests):
+            raise InputError(
+                f"only {len(self.guests)} of {expected} sites said hello within {seconds:g} "
+                f"seconds ({', '.join(self.names()) or 'none'}): are the others' SuperNodes "
+                "running? (flower.sites, flower.start_seconds)"
+            )
+        if self.members is None:
+            self.members = {name: self.guests[name].hello for name in self.names()}
+
+    def names(self) -> list[str]:
+        """Those that have said hello, in order."""
+        return in_name_order(self.guests)
+
+    def look(self) -> dict[str, Node]:
+        """The nodes that are online now, by site; who is new is asked for its name."""
+        online = {
+            Node(info.node_id, info.last_activated_at, info.name)
+            for info in self.grid.get_nodes()
+            if info.status in ("", "online")
+        }
+        now = time.monotonic()
+        strangers = [
+            node
+            for node in sorted(online - self._known, key=lambda node: node.number)
+            if node not in self._asked or now - self._asked[node][1] > HELLO_SECONDS
+        ]
+        contents = [(node, self.request.envelope({})) for node in strangers]
+        ids = push(self.grid, self.request, contents, HELLO_SECONDS)
+        self._asked |= {n: (m, now) for n, m in zip(strangers, ids, strict=True) if m}
+        self._listen(online)
+        return {name: guest.node for name, guest in self.guests.items() if guest.node in online}
+
+    def _listen(self, online: set[Node]) -> None:
+        by_message = {message: node for node, (message, _) in self._asked.items()}
+        for reply in pull(self.grid, by_message):
+            node = by_message[reply.metadata.reply_to_message_id]
+            del self._asked[node]
+            if reply.has_error():
+                if reply.error.code in BY_ITSELF:
+                    self._known.add(node)
+                    self._refuse(f"site {node.name or node.number} failed: {failure(reply)}")
+                continue
+            self._known.add(node)
+            try:
+                said, card = read_reply(Envelope.of_records(reply.content), None)
+                hello = Hello.of(said)
+            except InputError as problem:
+                self._refuse(f"site {node.name or node.number} cannot be understood: {problem}")
+                continue
+            if node.name:
+                card = replace(card, name=node.name)
+            self._welcome(Guest(node, card, hello), online)
+
+    def _welcome(self, guest: Guest, online: set[Node]) -> None:
+        name = guest.card.name
+        holder = self.guests.get(name)
+        if self.members is not None and name not in self.members:
+            self.strangers[name] = guest
+        elif self.members is not None and guest.hello != self.members[name]:
+            self._refuse(
+                f"site {name} has come back with other data than it had: it is not asked until "
+                "it brings back the former, or a new run is begun",
+                name,
+            )
+        elif holder and holder.card.folder != guest.card.folder and holder.node in online:
+            self._refuse(
+                f"two sites are called {name}: give each a --name of its own, or a key that is "
+                "registered under another name",
+                name,
+            )
+        elif holder is None or guest.node.activated >= holder.node.activated:
+            try:
+                self.check(guest)
+            except InputError as problem:
+                self.guests.pop(name, None)
+                self._refuse(str(problem), name)
+                return
+            self.guests[name] = guest
+            self.problems.pop(name, None)
+            card = guest.card
+            about = {"node": guest.node.number, "folder": card.folder, "version": card.version}
+            counts = guest.hello.train_examples, guest.hello.test_examples
+            self.note("joined", name, **about, backbone=card.backbone, examples=counts)
+
+    def let_in(self) -> dict[str, Node]:
+        """The nodes that are online now, by site, strangers that may come in among them."""
+        online = self.look()
+        for name in in_name_order(self.strangers):
+            guest = self.strangers.pop(name)
+            try:
+                self.admit(guest)
+            except InputError as problem:
+                self._refuse(str(problem), name)
+                continue
+            assert self.members is not None  # nobody is a stranger before
+            self.members[name] = guest.hello
+            self.guests[name] = guest
+            self.note("joined", name, node=guest.node.number, version=guest.card.version)
+            online[name] = guest.node
+        return online
+
+    def _refuse(self, sentence: str, name: str = "") -> None:
+        self._refused.append(sentence)
+        if name:
+            self.problems[name] = sentence
+        self.note("refused", name, reason=sentence)
+        log.warning("%s", sentence)
+
+
+def _nobody(guest: Guest) -> None:
+    """The run is closed to all that come later."""
+    raise InputError(f"site {guest.card.name} was not there when the run began: it is not asked")
+
+
+def in_name_order(names: Iterable[str]) -> list[str]:
+    """Numbers by their value, before names by the alphabet."""
+    return sorted(names, key=lambda n: (not n.isdigit(), int(n) if n.isdigit() else 0, n))

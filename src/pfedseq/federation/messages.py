@@ -1,0 +1,70 @@
+"""What passes between the two halves: named tensors down, a `Reply` up, a `Hello` before all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pfedseq.errors import InputError
+
+Tensors = dict[str, Tensor]
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client sends up: tensors for the server, numbers for the log."""
+
+    tensors: Tensors = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def checked(self, client: int, key: str, like: Tensor) -> Tensor:
+        """Tensor `key` of client `client`'s reply, refused unless finite and shaped as `like`."""
+        tensor = self.tensors.get(key)
+        if tensor is None:
+            raise InputError(f"client {client}'s reply has no tensor {key!r}")
+        if tensor.shape != like.shape:
+            raise InputError(
+                f"client {client}'s tensor {key!r} has shape {tuple(tensor.shape)} where "
+                f"{tuple(like.shape)} is expected: is its adapter configured as the server's?"
+            )
+        if not tensor.isfinite().all():
+            raise InputError(
+                f"client {client}'s tensor {key!r} holds NaN or infinity: its local training "
+                "diverged; lower the learning rate (training.lr)"
+            )
+        return tensor
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a client says of itself before round 1: counts and class names, no example."""
+
+    train_examples: int
+    """|D_i|: the client's aggregation weight in Eq. (1)."""
+    validation_examples: int
+    test_examples: int
+    class_names: tuple[str, ...]
+
+    def reply(self) -> Reply:
+        """As a message: the names are the bytes of a JSON list."""
+        counts = {f"{split}_examples": getattr(self, f"{split}_examples") for split in SPLITS}
+        names = torch.tensor(list(json.dumps(self.class_names).encode()), dtype=torch.uint8)
+        return Reply({"class_names": names}, counts)
+
+    @classmethod
+    def of(cls, reply: Reply) -> Hello:
+        """What `reply` gave; anything else is refused."""
+        try:
+            train, validation, test = (int(reply.metrics[f"{s}_examples"]) for s in SPLITS)
+            names = json.loads(bytes(reply.tensors["class_names"].tolist()))
+            if min(train, validation, test) < 0 or not all(isinstance(n, str) for n in names):
+                raise ValueError(f"{train}, {validation}, {test} examples of {names}")
+        except (KeyError, ValueError, TypeError) as problem:
+            raise InputError(f"a client's hello is not readable: {problem}") from None
+        return cls(train, validation, test, tuple(names))

@@ -1,0 +1,110 @@
+"""What a server is told of its clients, and the mean of Eq. (1) over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pfedseq.errors import InputError
+from pfedseq.federation.messages import Reply
+from pfedseq.federation.task import AuxiliaryTask
+from pfedseq.lora import Factors
+from pfedseq.params import Params, trimmed_mean, weighted_mean
+
+Aggregation = Literal["mean", "median", "trimmed_mean"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a server is told before round 1, and when its clients change.
+
+    A server knows its N clients by their places, 0 … N − 1: the rows of what it keeps of them.
+    """
+
+    initial: Params
+    num_examples: tuple[int, ...]
+    """|D_i| by place: the aggregation weights of Eq. (1)."""
+    num_rounds: int
+    seed: int
+    num_classes: int | None = None
+    """C, for a server that must know it (PeFLL)."""
+    auxiliary: AuxiliaryTask | None = None
+    """For a server that distils (PerAda)."""
+    aggregation: Aggregation = "mean"
+    """What stands for Eq. (1)."""
+    trim: float = 0.1
+    """Share of the clients that `trimmed_mean` leaves out at each end."""
+    numbers: tuple[int, ...] = ()
+    """The clients' numbers in the run by place; none: as the places."""
+    most_clients: int = 0
+    """How many there have been at most, where that is more than now."""
+    sketch_shape: tuple[int, ...] = (3, 32, 32)
+    """Of one example in `Task.sketches`, for a server that must know it (PeFLL)."""
+    factors: Factors | None = None
+    """Where LoRA's A and B lie in θ; none for an adapter without them."""
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """By place, the number of the client that has it."""
+        return self.numbers or tuple(range(self.num_clients))
+
+    @property
+    def width(self) -> int:
+        """The most places there have been."""
+        return max(self.most_clients, self.num_clients)
+
+    def reseated(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> Setup:
+        """With the clients at the places `kept`, and after them newcomers: |D_i| by number."""
+        return replace(
+            self,
+            num_examples=(*(self.num_examples[p] for p in kept), *newcomers.values()),
+            numbers=(*(self.clients[p] for p in kept), *newcomers),
+            most_clients=self.width,
+        )
+
+    @property
+    def num_clients(self) -> int:
+        """N, the number of clients."""
+        return len(self.num_examples)
+
+    def weights(self, present: Tensor) -> Tensor:
+        """|D_i| of the clients that answered, zero for the others."""
+        return present * torch.tensor(self.num_examples, device=present.device)
+
+    def aggregate(self, stacked: Tensor, present: Tensor, *, weighted: bool = True) -> Tensor:
+        """Eq. (1) over the present clients of `stacked` (N, …), or what stands in its place."""
+        if self.aggregation == "mean":
+            return weighted_mean(stacked, self.weights(present) if weighted else present)
+        rows = stacked[present]
+        all_but_the_middle = (len(rows) - 1) // 2
+        median = self.aggregation == "median"
+        return trimmed_mean(rows, all_but_the_middle if median else int(self.trim * len(rows)))
+
+    def like(self, key: str) -> Tensor:
+        """A tensor shaped as `adapter`, `delta`, `head` or `head_change` is in a message."""
+        adapter, head = self.initial.adapter, self.initial.head
+        names = {"adapter": adapter, "delta": adapter, "head": head, "head_change": head}
+        return names[key]
+
+    def stack(
+        self, replies: Mapping[int, Reply], key: str, like: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Tensor `key` of all clients as (N, *shape), zero for the absent; and who is present.
+
+        The shape is φ^0's for `adapter`, `delta` and `head`; for any other key, that of `like`.
+        Refuses a reply whose tensor is missing, has another shape, or holds a NaN: one such
+        client would otherwise spoil everyone's model.
+        """
+        if not replies:
+            raise InputError("no client answered this round; nothing was changed")
+        like = self.like(key) if like is None else like
+        stacked = like.new_zeros((self.num_clients, *like.shape))
+        present = torch.zeros(self.num_clients, dtype=torch.bool, device=like.device)
+        for i, reply in replies.items():
+            stacked[i] = reply.checked(i, key, like)
+            present[i] = True
+        return stacked, present
