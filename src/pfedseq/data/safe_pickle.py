@@ -4,7 +4,9 @@ CIFAR's python archives and FedBN's split lists are pickles, and a pickle is a p
 unpickler would call whatever it names. This reader walks the opcodes with `pickletools`, which only
 parses, and keeps its own stack. It knows how to build lists, tuples, dicts, strings, bytes, numbers
 and NumPy arrays; any other opcode, and any global but those that NumPy's arrays need, is
-refused by name.
+refused by name. `pickle.Unpickler` with a `find_class` of ours would be half as long and run no
+foreign code either, but a few bytes can make it allocate gigabytes: its memo is an array as long as
+the largest index a pickle names.
 """
 
 import pickletools
