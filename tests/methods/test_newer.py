@@ -15,6 +15,7 @@ from pfedseq.methods import METHODS
 from pfedseq.methods.flexlora import truncated_mean
 from pfedseq.params import Params
 from tests.product_task import (
+    EXACT,
     RANK,
     K,
     LoRA,
@@ -179,8 +180,8 @@ def test_feddpa_against_plain_pytorch():
         shared.load_state_dict(averaged(local, setup.num_examples))
     for phi, mine in zip(found, own, strict=True):
         expected = (1 - a) * shared.product() + a * mine.product()
-        torch.testing.assert_close(product_of(setup, phi), expected.detach())
-        torch.testing.assert_close(phi.head, mine.head.detach())
+        torch.testing.assert_close(product_of(setup, phi), expected.detach(), **EXACT)
+        torch.testing.assert_close(phi.head, mine.head.detach(), **EXACT)
 
 
 def test_fedalt_against_plain_pytorch():
@@ -203,8 +204,8 @@ def test_fedalt_against_plain_pytorch():
             rest.load_state_dict(averaged([m for j, m in enumerate(own) if j != i], (1, 1)))
     for phi, mine, rest in zip(found, own, others, strict=True):
         expected = (1 - a) * rest.product() + a * mine.product()
-        torch.testing.assert_close(product_of(setup, phi), expected.detach())
-        torch.testing.assert_close(phi.head, mine.head.detach())
+        torch.testing.assert_close(product_of(setup, phi), expected.detach(), **EXACT)
+        torch.testing.assert_close(phi.head, mine.head.detach(), **EXACT)
 
 
 def test_fedalt_leaves_out_those_that_have_sent_nothing():
@@ -249,8 +250,8 @@ def test_floral_against_plain_pytorch():
     for phi, rho in zip(found, logits, strict=True):
         parts = zip(rho.softmax(0), shared, strict=True)
         expected = sum(w * lora.product() for w, lora in parts)
-        torch.testing.assert_close(product_of(setup, phi), expected.detach())
-        torch.testing.assert_close(phi.head, shared[0].head.detach())
+        torch.testing.assert_close(product_of(setup, phi), expected.detach(), **EXACT)
+        torch.testing.assert_close(phi.head, shared[0].head.detach(), **EXACT)
 
 
 def test_flexlora_sends_the_best_approximation_of_the_mean_product():
@@ -265,7 +266,7 @@ def test_flexlora_sends_the_best_approximation_of_the_mean_product():
         found = truncated_mean(clients, weights, rank)
         u, s, v = torch.linalg.svd(dense, full_matrices=False)
         best = u[..., :rank] * s[:, None, :rank] @ v[:, :rank]
-        torch.testing.assert_close(found.up @ found.down, best)
+        torch.testing.assert_close(found.up @ found.down, best, **EXACT)
 
 
 def test_flexlora_cuts_to_each_clients_rank_which_training_keeps():
