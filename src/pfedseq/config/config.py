@@ -127,7 +127,7 @@ class Config(BaseConfig):
         """Say where second moments cannot be averaged."""
         why = ""
         if find_method(name).client.sent_model is None:
-            why = f"{name} averages no models, so there are no moments that belong to an average"
+            why = f"{name} averages no whole models, so no moments belong to an average"
         elif self.federation.payload != "float32":
             why = f"it cannot be sent as federation.payload = {self.federation.payload!r}"
         elif self.privacy.noise is not None:

@@ -9,9 +9,9 @@ next round.
 
 Deviations: the adaptive aggregation (ALA) covers adapter and head (`part`); the pFedSeq paper says
 "adapters attached at all layers" and leaves the head open. It uses the first s % of a fresh random
-order; the authors' code takes a contiguous slice. The first ALA stops after
-`max_first_passes` if it has not converged. A client that missed `receive` gets w with its next
-training and mixes it in then.
+order, rounded up; the authors' code takes a contiguous slice, rounded down. The first ALA stops
+after `max_first_passes` if it has not converged. A client that missed `receive` gets w with its
+next training and mixes it in then.
 """
 
 import math

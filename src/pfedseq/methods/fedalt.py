@@ -112,5 +112,7 @@ METHOD = Method(
     config=FedALTConfig,
     title="FedALT",
     summary="a personal LoRA beside the frozen mean of the others', with fixed weights",
+    training="apply to the client's own LoRA and head; optimizer_state = 'average' is refused: no "
+    "client continues from a mean",
     grid={"own_weight": (0.3, 0.5, 0.7, 0.9)},
 )
