@@ -68,6 +68,27 @@ class Config(BaseConfig):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _methods_suit_the_adapter(self) -> Self:
+        for name in self.run.methods:
+            if (method := METHODS.get(name)) and self.adapter.kind not in method.adapters:
+                raise ValueError(
+                    f"{name} works on LoRA's two factors and not with adapter.kind = "
+                    f"{self.adapter.kind!r}: leave it out, or set adapter.kind to "
+                    f"{method.adapters[0]!r}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _methods_send_updates_where_noise_is_added(self) -> Self:
+        for name in self.run.methods if self.privacy.noise is not None else ():
+            if (method := METHODS.get(name)) and not method.client.sends_updates:
+                raise ValueError(
+                    f"privacy.noise cannot be added with {name}: what its clients send is not an "
+                    "update of what they were sent; leave the method out, or privacy.noise"
+                )
+        return self
+
     def method_config(self, name: str) -> MethodConfig:
         """The options of one method: [training]'s, overridden by [methods.NAME]'s."""
         method = find_method(name)

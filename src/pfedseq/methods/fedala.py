@@ -81,6 +81,7 @@ class FedALAClient(Client):
 
     config: FedALAConfig
     steps = (*Client.steps, "receive")
+    sends_updates = False  # it trains from a mixture of its own
 
     def train(self, down: Tensors) -> Reply:
         """w_i ← SGD(ŵ_i; D_i)."""

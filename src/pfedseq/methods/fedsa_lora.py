@@ -78,4 +78,5 @@ METHOD = Method(
     summary="LoRA's A is averaged; B and the heads are private",
     training="apply to every local step; optimizer_state = 'average' is refused: only A is "
     "averaged",
+    adapters=("lora", "dora"),
 )

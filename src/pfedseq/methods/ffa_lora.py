@@ -72,4 +72,5 @@ METHOD = Method(
     title="FFA-LoRA",
     summary="LoRA's A is frozen; B and the head are averaged",
     training="apply to every local step; optimizer_state = 'average' is refused: A is not averaged",
+    adapters=("lora", "dora"),
 )

@@ -115,4 +115,5 @@ METHOD = Method(
     summary="averages LoRA's products and truncates the mean to each client's rank",
     training="apply to every local step; optimizer_state = 'average' is refused: the factors "
     "change their coordinates each round",
+    adapters=("lora",),
 )
