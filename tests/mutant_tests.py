@@ -1,6 +1,10 @@
 """Which test files concern which source files, for `python -m tests.mutants`."""
 
 _HYPERNETS = "methods/test_pfedhn methods/test_pfedla methods/test_hyper_identities"
+_REDERIVED = (
+    "methods/test_rederived methods/test_newer methods/test_rederived_newer "
+    "methods/test_rederived_personal methods/test_rederived_networks"
+)
 _FLOWER = (
     "deployment/test_faults deployment/test_newcomers deployment/test_parity deployment/test_server"
 )
@@ -17,9 +21,12 @@ TESTS = {
     "data/partition.py": "data/test_random_choices data/test_partition",
     "methods/parts/hypernets.py": f"methods/parts/test_hypernets {_HYPERNETS} methods/test_pefll "
     "methods/test_joining_and_leaving",
-    "methods/parts/own_head.py": "methods/test_pfedhn methods/test_pfedseq",
+    "methods/parts/own_head.py": "methods/test_pfedhn methods/test_pfedseq methods/test_heads "
+    "methods/test_rederived_networks",
+    "methods/parts/server_steps.py": "methods/test_server_steps methods/test_rederived_newer",
+    "methods/parts/lora_blocks.py": "methods/test_newer",
     "methods/__init__.py": "test_method_options methods/test_conformance",
-    "methods/*.py": "methods/test_{stem} methods/test_simple_methods "
+    "methods/*.py": f"methods/test_{{stem}} {_REDERIVED} methods/test_simple_methods "
     "methods/test_server_optimizers methods/test_hyper_identities methods/test_identities "
     "methods/test_joining_and_leaving methods/test_conformance",
     "learners/attribution.py": "learners/test_attribution",

@@ -16,6 +16,7 @@ from pfedseq.params import Params
 from tests.toys import QuadraticTask
 
 OUT, IN, K, RANK = 4, 3, 2, 2
+EXACT = {"rtol": 1e-12, "atol": 1e-13}
 NARROW = Factors(RANK * (IN + OUT), RANK, (Projection(0, RANK * IN, IN, OUT),))
 
 

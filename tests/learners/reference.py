@@ -18,12 +18,12 @@ def reference_learner(learner: MambaLearner, window: Tensor) -> Tensor:
         residual = window[k]  # (D, L, N)
         for block in learner.blocks:
             assert isinstance(block, MambaBlock)
-            residual = residual + _block(residual, block, k, learner.signed)
+            residual = residual + reference_block(residual, block, k, learner.signed)
         outputs.append(residual[:, -1] - window[k, :, -1])
     return torch.stack(outputs)
 
 
-def _block(residual: Tensor, block: MambaBlock, k: int, signed: bool) -> Tensor:
+def reference_block(residual: Tensor, block: MambaBlock, k: int, signed: bool) -> Tensor:
     steps = residual.shape[1]
     channels, width = block.conv_weight[k].shape
     rank = block.step_proj.shape[2]

@@ -9,12 +9,14 @@ from torch import nn
 
 from pfedseq.engines.local import LocalClients
 from pfedseq.errors import InputError
-from pfedseq.federation import Setup
+from pfedseq.federation import Reply, Setup
 from pfedseq.lora import Matrices
 from pfedseq.methods import METHODS
 from pfedseq.methods.flexlora import truncated_mean
 from pfedseq.params import Params
 from tests.product_task import (
+    EXACT,
+    NARROW,
     RANK,
     K,
     LoRA,
@@ -179,8 +181,8 @@ def test_feddpa_against_plain_pytorch():
         shared.load_state_dict(averaged(local, setup.num_examples))
     for phi, mine in zip(found, own, strict=True):
         expected = (1 - a) * shared.product() + a * mine.product()
-        torch.testing.assert_close(product_of(setup, phi), expected.detach())
-        torch.testing.assert_close(phi.head, mine.head.detach())
+        torch.testing.assert_close(product_of(setup, phi), expected.detach(), **EXACT)
+        torch.testing.assert_close(phi.head, mine.head.detach(), **EXACT)
 
 
 def test_fedalt_against_plain_pytorch():
@@ -203,8 +205,8 @@ def test_fedalt_against_plain_pytorch():
             rest.load_state_dict(averaged([m for j, m in enumerate(own) if j != i], (1, 1)))
     for phi, mine, rest in zip(found, own, others, strict=True):
         expected = (1 - a) * rest.product() + a * mine.product()
-        torch.testing.assert_close(product_of(setup, phi), expected.detach())
-        torch.testing.assert_close(phi.head, mine.head.detach())
+        torch.testing.assert_close(product_of(setup, phi), expected.detach(), **EXACT)
+        torch.testing.assert_close(phi.head, mine.head.detach(), **EXACT)
 
 
 def test_fedalt_leaves_out_those_that_have_sent_nothing():
@@ -219,6 +221,35 @@ def test_fedalt_leaves_out_those_that_have_sent_nothing():
     server.reseat([2, 0], {9: 4})
     assert (server.payload(2)["others"] == 1).all()
     assert (server.payload(0)["others"] == 0).all()
+
+
+def test_fedalt_counts_an_absent_client_with_what_it_sent_last():
+    centers = random_centers(3, adapter_dim=10)
+    method = METHODS["fedalt"]
+    server = method.server(method.config(), make_setup(centers, (1, 2, 5)))
+
+    def sent(**of):
+        return {
+            int(i[1]): Reply({"adapter": torch.full_like(server.initial, x)}) for i, x in of.items()
+        }
+
+    server.update(1, sent(c0=1.0, c1=2.0))
+    assert (server.payload(2)["others"] == 1.5).all()  # whatever their numbers of examples
+    server.update(2, sent(c1=4.0, c2=7.0))
+    assert (server.payload(1)["others"] == 4.0).all()  # of 1 and 7
+    assert (server.payload(2)["others"] == 2.5).all()  # of 1 and 4
+
+
+@pytest.mark.parametrize(
+    "name", ["fedsa_lora", "ffa_lora", "flexlora", "feddpa", "fedalt", "floral"]
+)
+def test_a_server_without_factors_is_refused(name):
+    setup = make_setup(random_centers(2, adapter_dim=7), (1, 1))
+    assert setup.factors is None
+    with pytest.raises(
+        InputError, match=rf"{METHODS[name].title.removesuffix('-T')} works on LoRA"
+    ):
+        METHODS[name].server(METHODS[name].config(), setup)
 
 
 def test_floral_against_plain_pytorch():
@@ -249,8 +280,8 @@ def test_floral_against_plain_pytorch():
     for phi, rho in zip(found, logits, strict=True):
         parts = zip(rho.softmax(0), shared, strict=True)
         expected = sum(w * lora.product() for w, lora in parts)
-        torch.testing.assert_close(product_of(setup, phi), expected.detach())
-        torch.testing.assert_close(phi.head, shared[0].head.detach())
+        torch.testing.assert_close(product_of(setup, phi), expected.detach(), **EXACT)
+        torch.testing.assert_close(phi.head, shared[0].head.detach(), **EXACT)
 
 
 def test_flexlora_sends_the_best_approximation_of_the_mean_product():
@@ -265,7 +296,7 @@ def test_flexlora_sends_the_best_approximation_of_the_mean_product():
         found = truncated_mean(clients, weights, rank)
         u, s, v = torch.linalg.svd(dense, full_matrices=False)
         best = u[..., :rank] * s[:, None, :rank] @ v[:, :rank]
-        torch.testing.assert_close(found.up @ found.down, best)
+        torch.testing.assert_close(found.up @ found.down, best, **EXACT)
 
 
 def test_flexlora_cuts_to_each_clients_rank_which_training_keeps():
@@ -284,6 +315,53 @@ def test_flexlora_cuts_to_each_clients_rank_which_training_keeps():
             assert (torch.linalg.matrix_rank(m.up @ m.down) == rank).all()
             assert (m.down[:, rank:] == 0).all()
             assert (m.up[..., rank:] == 0).all()
+
+
+def test_flexloras_ranks_stay_with_the_clients_when_some_leave():
+    """Clients 0, 1, 2 have ranks 1, 2, 1; without client 0, client 1 at place 0 keeps its two."""
+    _, setup = products(1)
+    method = METHODS["flexlora"]
+    server = method.server(method.config(ranks=(1, 2, 1)), setup)
+    server.reseat([1, 2], {4: 3})  # client 4 has rank 2: the ranks begin anew
+
+    def rank_of_place(i):
+        (m,) = setup.factors.matrices(server.payload(i)["adapter"])
+        return torch.linalg.matrix_rank(m.up @ m.down).tolist()
+
+    assert [rank_of_place(i) for i in range(3)] == [[2] * K, [1] * K, [2] * K]
+
+
+def test_the_mean_model_of_feddpa_is_the_global_lora_alone():
+    tasks, setup = products(2)
+    method = METHODS["feddpa"]
+    server = method.server(method.config(own_weight=0.3), setup)
+    client = method.client(method.config(own_weight=0.3), tasks[0], {})
+    first, second = setup.factors.split(setup.initial.adapter, 2)
+    mean = client.mean_model(server.mean())
+    (m,) = NARROW.matrices(first)
+    torch.testing.assert_close(product_of(setup, mean), m.up @ m.down, **EXACT)
+    both = client.personal(server.payload(0))
+    (own,) = NARROW.matrices(second)
+    expected = 0.7 * m.up @ m.down + 0.3 * own.up @ own.down
+    torch.testing.assert_close(product_of(setup, both), expected, **EXACT)
+
+
+def test_the_mean_model_of_floral_is_an_even_mixture():
+    tasks, setup = products(2)
+    method = METHODS["floral"]
+    config = method.config(num_adapters=2)
+    logits = torch.tensor([2.0, -1.0], dtype=torch.float64)
+    client = method.client(config, tasks[0], {"logits": logits})
+    server = method.server(config, setup)
+    parts = [NARROW.matrices(theta)[0] for theta in setup.factors.split(setup.initial.adapter, 2)]
+    one, other = (m.up @ m.down for m in parts)
+    mean = client.mean_model(server.mean())
+    torch.testing.assert_close(product_of(setup, mean), 0.5 * (one + other), **EXACT)
+    share = 1 / (1 + torch.exp(torch.tensor(-3.0, dtype=torch.float64)))
+    expected = share * one + (1 - share) * other
+    torch.testing.assert_close(
+        product_of(setup, client.personal(server.payload(0))), expected, **EXACT
+    )
 
 
 @pytest.mark.parametrize(

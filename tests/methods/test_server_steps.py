@@ -115,6 +115,39 @@ def test_every_averaging_method_has_them(name):
     torch.testing.assert_close(moved.adapter, plain.adapter + 0.5 * first.adapter)
 
 
+AVERAGING = [n for n, method in METHODS.items() if issubclass(method.config, AveragingConfig)]
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"server_momentum": 0.5},
+        {"server_optimizer": "yogi"},
+        {"server_optimizer": "ghbm", "server_momentum": 0.5, "server_window": 1},
+        {"server_lr": 0.5},
+    ],
+)
+def test_no_method_takes_the_options_and_ignores_them(name, options):
+    """After two rounds everyone is sent something else than without the option."""
+    method, centers = METHODS[name], random_centers(2, adapter_dim=10)
+    plain = {"server_optimizer": "sgd", "server_momentum": 0.0, "server_lr": 1.0}
+    sent = []
+    for given in ({}, options):
+        server, _ = play(method, method.config(lr=0.1, **plain | given), centers, (1, 3), 2)
+        sent.append(server.payload(0))
+    key = "lora_a" if name == "fedsa_lora" else "adapter"
+    assert not torch.allclose(sent[0][key], sent[1][key], rtol=1e-3)
+
+
+def test_methods_that_do_not_step_towards_a_mean_have_no_such_options():
+    without = {"perada", "pfedme", "flexlora", "fedalt", "local", "apple"}
+    assert not without & set(AVERAGING)
+    for name in without:
+        with pytest.raises(ValidationError, match="server_optimizer"):
+            METHODS[name].config(server_optimizer="adam")
+
+
 def test_fedadam_and_fedavgm_are_fedavg_with_these_options():
     centers, sizes = random_centers(2), (1, 3)
     for name, options in (

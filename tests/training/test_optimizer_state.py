@@ -236,8 +236,8 @@ def test_the_length_of_an_update_is_that_of_the_model():
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
-        ("local", [], "local averages no models"),
-        ("apple", [], "apple averages no models"),
+        ("local", [], "local averages no whole models"),
+        ("apple", [], "apple averages no whole models"),
         ("fedavg", ["federation.payload=int8"], "cannot be sent as federation.payload = 'int8'"),
         ("fedavg", ["privacy.noise=1.0"], "would make a second moment negative"),
     ],

@@ -68,6 +68,27 @@ class Config(BaseConfig):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _methods_suit_the_adapter(self) -> Self:
+        for name in self.run.methods:
+            if (method := METHODS.get(name)) and self.adapter.kind not in method.adapters:
+                raise ValueError(
+                    f"{name} works on LoRA's two factors and not with adapter.kind = "
+                    f"{self.adapter.kind!r}: leave it out, or set adapter.kind to "
+                    f"{method.adapters[0]!r}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _methods_send_updates_where_noise_is_added(self) -> Self:
+        for name in self.run.methods if self.privacy.noise is not None else ():
+            if (method := METHODS.get(name)) and not method.client.sends_updates:
+                raise ValueError(
+                    f"privacy.noise cannot be added with {name}: what its clients send is not an "
+                    "update of what they were sent; leave the method out, or privacy.noise"
+                )
+        return self
+
     def method_config(self, name: str) -> MethodConfig:
         """The options of one method: [training]'s, overridden by [methods.NAME]'s."""
         method = find_method(name)
@@ -127,7 +148,7 @@ class Config(BaseConfig):
         """Say where second moments cannot be averaged."""
         why = ""
         if find_method(name).client.sent_model is None:
-            why = f"{name} averages no models, so there are no moments that belong to an average"
+            why = f"{name} averages no whole models, so no moments belong to an average"
         elif self.federation.payload != "float32":
             why = f"it cannot be sent as federation.payload = {self.federation.payload!r}"
         elif self.privacy.noise is not None:

@@ -51,7 +51,7 @@ def _explain(model: type[BaseModel], errors: Sequence[Any], where: str) -> str:
     said = dict.fromkeys(_said(e["msg"]) for e in same)
     message = " or ".join(said).replace(" or input should be ", " or ")
     if not path:
-        return f"config section {where.rstrip('.') or 'root'}: {message}"
+        return f"config section {where.rstrip('.')}: {message}" if where else f"config: {message}"
     return f"config key {key} = {error['input']!r}: {message}"
 
 

@@ -28,6 +28,9 @@ class Client(ABC):
     sent_model: ClassVar[str | None] = "model"
     """Whose optimiser's moments the server can average: the model that is sent; none: no one's."""
 
+    sends_updates: ClassVar[bool] = True
+    """Whether all it sends is an update of what it was sent, to which noise can be added."""
+
     def __init__(self, config: Any, task: Task, state: Tensors) -> None:
         self.config, self.task, self.state = config, task, state
 

@@ -89,6 +89,7 @@ class AppleClient(Client):
 
     config: AppleConfig
     sent_model = None  # cores are mixed, not averaged
+    sends_updates = False  # it is sent all cores at once
 
     def train(self, down: Tensors) -> Reply:
         """One gradient g of L(Σ_j p_ij c_j) for both: c_i ← c_i − N η p_ii g, and p_i."""

@@ -13,24 +13,28 @@ the other's steps: w_i is FedAvg's to the last bit, and v_i without a pull is Lo
 
 from pydantic import Field
 
-from pfedseq.federation import Client, Method, Reply, Tensors
+from pfedseq.federation import Client, Method, MethodConfig, Reply, Tensors
 from pfedseq.methods.fedavg import FedAvgServer
 from pfedseq.methods.parts.server_steps import AveragingConfig
 from pfedseq.params import Params
 
 
-class DittoConfig(AveragingConfig):
-    """Options of Ditto."""
+class PullConfig(MethodConfig):
+    """The pull to the global model, in Ditto and PerAda."""
 
     proximal_weight: float = Field(
         0.1, ge=0, description="λ, pull of v_i to the global w; paper: 0.1 of {0.01, 0.1, 1, 10}"
     )
 
 
+class DittoConfig(PullConfig, AveragingConfig):
+    """Options of Ditto."""
+
+
 class DittoClient(Client):
     """Trains two models: the personal v_i and the shared w_i."""
 
-    config: DittoConfig
+    config: PullConfig
     sent_model = "shared"
 
     def train(self, down: Tensors) -> Reply:

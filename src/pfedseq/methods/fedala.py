@@ -9,9 +9,9 @@ next round.
 
 Deviations: the adaptive aggregation (ALA) covers adapter and head (`part`); the pFedSeq paper says
 "adapters attached at all layers" and leaves the head open. It uses the first s % of a fresh random
-order; the authors' code takes a contiguous slice. The first ALA stops after
-`max_first_passes` if it has not converged. A client that missed `receive` gets w with its next
-training and mixes it in then.
+order, rounded up; the authors' code takes a contiguous slice, rounded down. The first ALA stops
+after `max_first_passes` if it has not converged. A client that missed `receive` gets w with its
+next training and mixes it in then.
 """
 
 import math
@@ -81,6 +81,7 @@ class FedALAClient(Client):
 
     config: FedALAConfig
     steps = (*Client.steps, "receive")
+    sends_updates = False  # it trains from a mixture of its own
 
     def train(self, down: Tensors) -> Reply:
         """w_i ← SGD(ŵ_i; D_i)."""

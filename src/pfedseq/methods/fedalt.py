@@ -80,6 +80,7 @@ class FedALTClient(Client):
 
     config: FedALTConfig
     sent_model = None  # no client continues from a mean
+    sends_updates = False  # it is sent the others' LoRA, and sends its own
 
     def train(self, down: Tensors) -> Reply:
         """(θ_i, ω_i) ← SGD on W + (1 − a) B_o A_o + a B_i A_i."""
@@ -112,5 +113,8 @@ METHOD = Method(
     config=FedALTConfig,
     title="FedALT",
     summary="a personal LoRA beside the frozen mean of the others', with fixed weights",
+    training="apply to the client's own LoRA and head; optimizer_state = 'average' is refused: no "
+    "client continues from a mean",
     grid={"own_weight": (0.3, 0.5, 0.7, 0.9)},
+    adapters=("lora",),
 )

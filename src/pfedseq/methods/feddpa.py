@@ -92,5 +92,8 @@ METHOD = Method(
     config=FedDPAConfig,
     title="FedDPA-T",
     summary="a global LoRA trained by FedAvg beside a private one, with fixed weights",
+    training="apply to both LoRAs, each with its own optimiser; optimizer_state = 'average' is "
+    "refused: the mean covers only a part of θ",
     grid={"own_weight": (0.3, 0.5, 0.7, 0.9)},
+    adapters=("lora",),
 )

@@ -46,5 +46,6 @@ METHOD = Method(
     config=FedProxConfig,
     title="FedProx",
     summary="FedAvg with a proximal term towards the received model",
+    training="apply to every local step; the pull is part of the gradient",
     grid={"proximal_weight": (0.001, 0.01, 0.1, 1.0)},
 )

@@ -74,4 +74,6 @@ METHOD = Method(
     config=FedRoDConfig,
     title="FedRoD",
     summary="a generic head trained with balanced softmax plus a personal head per client",
+    training="apply to both phases, each with its own optimiser; optimizer_state = 'average' "
+    "averages the generic model's moments",
 )

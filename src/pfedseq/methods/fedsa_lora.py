@@ -76,4 +76,7 @@ METHOD = Method(
     config=AveragingConfig,
     title="FedSA-LoRA",
     summary="LoRA's A is averaged; B and the heads are private",
+    training="apply to every local step; optimizer_state = 'average' is refused: only A is "
+    "averaged",
+    adapters=("lora", "dora"),
 )

@@ -71,4 +71,6 @@ METHOD = Method(
     config=AveragingConfig,
     title="FFA-LoRA",
     summary="LoRA's A is frozen; B and the head are averaged",
+    training="apply to every local step; optimizer_state = 'average' is refused: A is not averaged",
+    adapters=("lora", "dora"),
 )

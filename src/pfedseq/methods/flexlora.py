@@ -113,4 +113,7 @@ METHOD = Method(
     config=FlexLoRAConfig,
     title="FlexLoRA",
     summary="averages LoRA's products and truncates the mean to each client's rank",
+    training="apply to every local step; optimizer_state = 'average' is refused: the factors "
+    "change their coordinates each round",
+    adapters=("lora",),
 )

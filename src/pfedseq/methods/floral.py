@@ -97,5 +97,7 @@ METHOD = Method(
     config=FLoRALConfig,
     title="FLoRAL",
     summary="a few shared LoRAs, mixed differently by each client",
+    training="apply to the LoRAs and the head; the mixture's logits use plain SGD at mixing_lr",
     grid={"num_adapters": (2, 3, 4), "mixing_lr": (0.1, 1.0)},
+    adapters=("lora",),
 )

@@ -79,5 +79,6 @@ METHOD = Method(
     config=GHBMConfig,
     title="GHBM",
     summary="FedAvg with heavy-ball momentum over a window of rounds",
+    training="apply to the gradient; the drift along −m is added to each step as it is",
     grid={"server_momentum": (0.5, 0.7, 0.9), "server_window": (1, 3, 10)},
 )

@@ -138,6 +138,7 @@ class PeFLLClient(OwnHeadClient):
     """Embeds its data, trains the adapter generated from it, and finishes the gradient of f."""
 
     steps = (*OwnHeadClient.steps, "describe", "backprop")
+    sends_updates = False  # it also sends descriptors and gradients of f
 
     def describe(self, down: Tensors) -> Reply:
         """v_i = the mean of f(x, y), over a first batch and over all of an epoch's batches."""

@@ -21,12 +21,12 @@ from pydantic import Field
 
 from pfedseq.errors import InputError
 from pfedseq.federation import Method, Reply, Setup
-from pfedseq.methods.ditto import DittoClient, DittoConfig
+from pfedseq.methods.ditto import DittoClient, PullConfig
 from pfedseq.methods.fedavg import FedAvgServer
 from pfedseq.params import Params
 
 
-class PerAdaConfig(DittoConfig):
+class PerAdaConfig(PullConfig):
     """Options of PerAda."""
 
     distillation_steps: int = Field(

@@ -6,13 +6,14 @@ Federated Adapter Tuning", AAAI 2025, Algorithm 1, Eqs. (1)–(7).
 Sent down: θ_i. Sent up: Δ_i = θ̃_i − θ_i (`OwnHeadClient`). Evaluated: the received θ_i with the
 client's own ω_i.
 
-Deviations: by default the learner departs from Appendix A: no RMSNorm and no SiLU within its
-blocks, a rate of 1e-4 where the paper has 1e-3, and an Adam ε of 1e-16. The paper leaves open the
-scale of inputs and outputs, the initialisation and the forgetting. All are options of
-`LearnerConfig`, docs/explanation/learner.md has the evidence, and the preset `literal` is the plain
-reading. A client that misses a round keeps its last Δ in the
-history and is left out of Eq. (1); a client without any update in the window, such as a newcomer,
-gets no ξ. When clients join or leave, learner and history are resized (`reseat`).
+Deviations: by default the learner departs from Appendix A (blocks without RMSNorm and without SiLU
+before the scan) and from the experimental setup (a rate of 1e-4, where the paper has 1e-3, and an
+Adam ε of 1e-16, where PyTorch's is 1e-8). The paper leaves open the scale of inputs and outputs,
+the initialisation and the forgetting. All are options of `LearnerConfig`; the evidence is in
+docs/explanation/learner.md, and the preset `literal` is the plain reading. A client that misses a
+round keeps its last Δ in the history and is left out of Eq. (1); a client without any update in the
+window, such as a newcomer, gets no ξ. When clients join or leave, learner and history are resized
+(`reseat`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -85,4 +85,5 @@ METHOD = Method(
     config=AveragingConfig,
     title="SCAFFOLD",
     summary="FedAvg whose clients correct their drift by control variates",
+    training="apply to every local step; the controls are part of the gradient",
 )
