@@ -41,7 +41,8 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
 from pfedseq.params import Params
-from pfedseq.serving.service import Limits, Served, make_service
+from pfedseq.serving.generations import Served
+from pfedseq.serving.service import Limits, make_service
 from pfedseq.serving.together import ModelsTogether
 from pfedseq.workloads.images.published import write_backbone
 from pfedseq.workloads.images.reader import ImageReader
