@@ -172,3 +172,14 @@ def test_keys_are_read_and_others_refused(tmp_path):
     assert private.public_key() == public
     with pytest.raises(InputError, match="no private key"):
         read_key(made.authority)
+
+
+def test_small_and_large_payloads_arrive_alike(monkeypatch):
+    """A small one beside the fields, so that a message has three parts; a large one in chunks."""
+    small = Envelope({"step": "train", "classes": ["a"]}, b"abc").to_records()
+    monkeypatch.setattr("pfedseq.deployment.envelope.SMALL", 2)
+    large = Envelope({"step": "train", "classes": ["a"]}, b"abc").to_records()
+    assert len(get_all_nested_objects(asked(small))) == 3
+    assert len(get_all_nested_objects(asked(large))) == 6
+    for content in (small, large):
+        assert Envelope.of_records(content) == Envelope({"step": "train", "classes": ["a"]}, b"abc")
