@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py --quick               the demo's ViT, 8 clients
     python benchmarks/serve.py --json figures.json   also ViT-Ti at 96 and at 224 pixels
+    python benchmarks/serve.py --many 1000,10000     latency and memory with so many clients
 
 "Swapped" is the common way to serve many adapters: PEFT's own model with all of them loaded, and
 `set_adapter` before each request's forward pass. "One by one" are this package's models, an image
@@ -33,6 +34,7 @@ import uvicorn
 from numpy.typing import NDArray
 from peft import PeftModel
 from PIL import Image
+from serve_many import measure_many
 from torch import Tensor
 from transformers import ViTForImageClassification
 from transformers.utils import logging as transformers_logging
@@ -41,7 +43,8 @@ from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.backbone import load_backbone
 from pfedseq.params import Params
-from pfedseq.serving.service import Limits, Served, make_service
+from pfedseq.serving.generations import Served
+from pfedseq.serving.service import Limits, make_service
 from pfedseq.serving.together import ModelsTogether
 from pfedseq.workloads.images.published import write_backbone
 from pfedseq.workloads.images.reader import ImageReader
@@ -178,16 +181,21 @@ def in_process(together: ModelsTogether, images: Images, requests: int, batch: i
     return requests / (time.perf_counter() - start)
 
 
-def measure(
-    backbone: str, size: int, clients: int, requests: int, connections: int, turns: int
-) -> dict[str, Any]:
-    models = make_models(backbone, size, clients)
+def make_bodies(size: int) -> list[bytes]:
+    """Images as they are sent."""
     shades = np.random.default_rng(0).integers(0, 256, (16, size, size, 3), dtype=np.uint8)
     bodies = []
     for one in shades:
         file = io.BytesIO()
         Image.fromarray(one).save(file, "JPEG")
         bodies.append(file.getvalue())
+    return bodies
+
+
+def measure(
+    backbone: str, size: int, clients: int, requests: int, connections: int, turns: int
+) -> dict[str, Any]:
+    models, bodies = make_models(backbone, size, clients), make_bodies(size)
     images = [models[0].read(("x", body)) for body in bodies]
     with tempfile.TemporaryDirectory() as folder:
         swapped, together = Swapped(models, Path(folder)), ModelsTogether(models)
@@ -226,6 +234,8 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="the demo's ViT alone")
+    parser.add_argument("--many", metavar="N,…", help="numbers of clients, and nothing else")
+    parser.add_argument("--in-memory", type=int, default=1000, help="models that --many keeps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
     transformers_logging.set_verbosity_error()
@@ -237,6 +247,14 @@ def main() -> None:
         "torch_threads": torch.get_num_threads(),
         "load_average_before": os.getloadavg()[0],
     }
+    if arguments.many:
+        models, bodies = make_models("demo", 32, 8), make_bodies(32)
+        for clients in map(int, arguments.many.split(",")):
+            found = measure_many(models, bodies, clients, arguments.in_memory, 2000)
+            figures[f"{clients} clients"] = found
+            print(json.dumps(found, indent=2), flush=True)
+        write_figures(figures, arguments.json)
+        return
     cases = {"demo_32": ("demo", 32, 8, 300 if arguments.quick else 600, 64, 2)}
     if not arguments.quick:
         cases["vit_tiny_96"] = ("random:vit-tiny", 96, 8, 300, 64, 2)
@@ -244,9 +262,13 @@ def main() -> None:
     for name, case in cases.items():
         figures[name] = measure(*case)
         print(f"{name}: {json.dumps(figures[name], indent=2)}", flush=True)
+    write_figures(figures, arguments.json)
+
+
+def write_figures(figures: dict[str, Any], file: Path | None) -> None:
     figures["load_average_after"] = os.getloadavg()[0]
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    if file is not None:
+        file.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

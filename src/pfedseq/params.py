@@ -79,6 +79,23 @@ def weighted_mean(stacked: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     return mean
 
 
+def capped(weights: Tensor, share: float) -> Tensor:
+    """Weights (N,) ≥ 0 of which none has more than `share` of their sum; the others stay.
+
+    The m largest become x with x = share · (m·x + the sum of the others). Where there are not more
+    than 1/share positive ones, no weights fulfil that but equal ones, and they stay as they are.
+    """
+    wide = weights.to(torch.float64)
+    most = share * wide.sum()
+    if int((wide > 0).sum()) * share <= 1 or bool((wide <= most).all()):
+        return weights
+    falling, m = wide.sort(descending=True).values, 0
+    while falling[m] > most:  # ends while m · share < 1: the next bound is no less than the rest
+        m += 1
+        most = share * falling[m:].sum() / (1 - m * share)
+    return wide.clamp(max=float(most))
+
+
 def trimmed_mean(stacked: Tensor, trimmed: int) -> Tensor:
     """The mean over clients without the `trimmed` lowest and highest, number by number."""
     if not 0 <= 2 * trimmed < len(stacked):

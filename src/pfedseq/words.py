@@ -24,3 +24,13 @@ def some(names: Sequence[str], most: int = 5) -> str:
     """The first few of many names: 'a, b, c and 4 more'."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def short(text: str, most: int = 60) -> str:
+    """A text that somebody else wrote, cut to what a message can hold: 'abcde…'."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def as_number(text: str) -> int | None:
+    """The whole number that a text of up to nine digits stands for; None for any other text."""
+    return int(text) if len(text) < 10 and text.isdecimal() else None

@@ -17,6 +17,7 @@ pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip insta
 
 from pfedseq.cli import app, flower_progress
 from pfedseq.cli.flower_progress import ended, follow
+from pfedseq.deployment.audit import Audit
 from pfedseq.deployment.certificates import make_certificates
 from pfedseq.deployment.loopback import CONNECTION, Loopback, Started, stop
 from pfedseq.deployment.status import StatusFile
@@ -190,6 +191,22 @@ def test_watching_ends_with_the_servers_own_sentence(tmp_path):
 def test_there_is_no_federation_yet(command, tmp_path):
     result = call(command, "--folder", tmp_path / "none")
     assert "pfedseq flower up" in str(result.exception)
+
+
+def test_the_audit_log_is_shown_whole_or_for_one_site(tmp_path):
+    note = Audit(tmp_path)
+    note("joined", "clinic-a", version="1")
+    note("refused", "clinic-b", reason="NaN")
+    with (tmp_path / "audit.jsonl").open("a") as file:
+        file.write('{"at": "cut o')
+    lines = call("log", tmp_path).stdout.splitlines()
+    assert [line.split()[1:] for line in lines] == [
+        ["joined", "clinic-a", "version=1"],
+        ["refused", "clinic-b", "reason=NaN"],
+    ]
+    assert len(call("log", tmp_path, "--site", "clinic-b").stdout.splitlines()) == 1
+    missing = call("log", tmp_path / "none")
+    assert "no federation's run has begun there" in str(missing.exception)
 
 
 def test_a_federation_of_another_size_is_not_mixed_up(tmp_path):

@@ -183,6 +183,18 @@ def garbled(records, content):
     return Envelope(content.fields or true.fields, content.payload or true.payload).to_records()
 
 
+def test_a_reply_that_is_too_large_is_left_out(sites, caplog):
+    clients = connect(InProcessGrid(sites), 3)
+    sizes = []
+    clients.roll.note = lambda event, site, **more: sizes.append(more.get("bytes"))
+    assert train(clients, 1) == {0: 1, 1: 1, 2: 1}
+    clients.max_reply_bytes = min(sizes) / 2
+    with pytest.raises(InputError, match=r"more than flower\.max_reply_mb allows"):
+        train(clients, 2)
+    clients.max_reply_bytes = 2 * max(sizes[:3])
+    assert train(clients, 3) == {0: 3, 1: 3, 2: 3}
+
+
 def test_nonsense_before_the_run_is_refused_with_one_sentence(sites):
     honest = sites[1].reply
     sites[1].reply = lambda asked: garbled(honest(asked), Envelope({}, b"no tensors"))

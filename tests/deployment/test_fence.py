@@ -25,6 +25,7 @@ def test_the_config_lets_the_fleet_through_alone(tmp_path):
     path = write_proxy(tmp_path / "proxy", tmp_path / "certificates", "0.0.0.0:1", "127.0.0.1:2")
     text = path.read_text()
     assert text.count("proxy_pass") == 1
+    assert "proxy_request_buffering off;" in text  # else workers write bodies, perhaps as nobody
     assert "location /v1/fleet/ {\n            proxy_pass https://127.0.0.1:2;" in text
     assert "location / {\n            return 403;" in text
 

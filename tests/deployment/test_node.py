@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
+import httpx
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import RunNotRunningException
@@ -114,6 +115,34 @@ def test_a_message_is_pulled_answered_and_pushed(monkeypatch):
     assert set(fleet.pushed) == set(get_all_nested_objects(reply))
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        httpx.HTTPStatusError("Server error '500'\nFor more: …", request=None, response=None),
+        KeyError(1),
+    ],
+)
+def test_a_site_that_cannot_deliver_joins_again_and_answers_once_more(monkeypatch, problem, capsys):
+    """As the server then sends the message anew; Flower itself would end the process with 0."""
+    fleet = Fleet(asked(Envelope({"step": "train"}, b"abc").to_records()))
+    fleet.waiting *= 2
+    failures = [problem]
+
+    def send(message, tree, seconds):
+        if failures:
+            raise failures.pop()
+        return Fleet.send(fleet, message, tree, seconds)
+
+    fleet.send = send
+    said = serve(monkeypatch, fleet)
+    assert sum("has joined the federation" in sentence for sentence in said) == 2
+    assert sum("the connection failed (" in sentence for sentence in said) == 1
+    assert not any("For more" in sentence for sentence in said)
+    (reply,) = fleet.sent
+    assert Envelope.of_records(reply.content).payload == b"cba"
+    assert ("Traceback" in capsys.readouterr().err) == isinstance(problem, KeyError)
+
+
 def test_a_run_that_has_ended_meanwhile_is_no_trouble(monkeypatch):
     fleet = Fleet(asked(Envelope({}, b"").to_records()), over=True)
     serve(monkeypatch, fleet)
@@ -143,3 +172,14 @@ def test_keys_are_read_and_others_refused(tmp_path):
     assert private.public_key() == public
     with pytest.raises(InputError, match="no private key"):
         read_key(made.authority)
+
+
+def test_small_and_large_payloads_arrive_alike(monkeypatch):
+    """A small one beside the fields, so that a message has three parts; a large one in chunks."""
+    small = Envelope({"step": "train", "classes": ["a"]}, b"abc").to_records()
+    monkeypatch.setattr("pfedseq.deployment.envelope.SMALL", 2)
+    large = Envelope({"step": "train", "classes": ["a"]}, b"abc").to_records()
+    assert len(get_all_nested_objects(asked(small))) == 3
+    assert len(get_all_nested_objects(asked(large))) == 6
+    for content in (small, large):
+        assert Envelope.of_records(content) == Envelope({"step": "train", "classes": ["a"]}, b"abc")

@@ -315,7 +315,7 @@ def test_another_pfedseq_is_refused(monkeypatch):
 def test_a_method_starts_with_what_the_sites_have_said(tmp_path):
     """With a checkpoint every three rounds, sites keep the memory of the one before the last."""
     values = {"run": {"rounds": 9, "seed": 5, "checkpoint_every": 3}, "methods": {}}
-    conditions = {"aggregation": "trimmed_mean", "trim": 0.2}
+    conditions = {"aggregation": "trimmed_mean", "trim": 0.2, "max_weight": 0.4}
     config = make_config(
         {**values, "federation": conditions, "flower": {"answer_seconds": 7}},
         ["run.methods=['ditto']"],
@@ -330,7 +330,7 @@ def test_a_method_starts_with_what_the_sites_have_said(tmp_path):
     )
     federation = Federation(config, ledger, roll, roll.members, ("x", "y"), workload)
     server, flower = federation.start("ditto", None, ())
-    expected = Setup(start, (5,), 9, 5, 2, aggregation="trimmed_mean", trim=0.2)
+    expected = Setup(start, (5,), 9, 5, 2, aggregation="trimmed_mean", trim=0.2, max_weight=0.4)
     assert server.setup == expected
     assert server.config == config.method_config("ditto")
     assert (flower.ledger, flower.max_reply_bytes) == (ledger, 64e6)

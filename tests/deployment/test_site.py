@@ -4,13 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
 from pfedseq.config import dump_config, make_config
 from pfedseq.data.dataset import ImageSet
-from pfedseq.deployment.site import adjusted, own_data, with_classes
+from pfedseq.deployment.messages import Request
+from pfedseq.deployment.site import adjusted, own_data, own_noise, with_classes
 from pfedseq.deployment.site_config import SiteConfig
+from pfedseq.deployment.site_folder import SiteFolder
+from pfedseq.engines.privacy import PrivacyConfig
 from pfedseq.errors import InputError
 
 RUN = make_config(
@@ -68,3 +72,24 @@ def test_labels_are_those_of_the_federation():
     assert moved.class_names == ("ant", "dog", "cat")
     with pytest.raises(InputError, match="site clinic has images of dog, which the federation"):
         with_classes(images, ("ant", "cat"), "clinic")
+
+
+def test_noise_is_the_same_for_the_same_message_and_for_no_other(tmp_path):
+    """Another round, exchange, method, client, run or tensor: other noise; another secret, too."""
+    sent, down = {"delta": torch.zeros(1, 4)}, {"adapter": torch.ones(1, 4)}
+
+    def drawn(folder="a", t=1, i=0, down=down, **changed):
+        known = {"run": "r", "method": "fedavg", "exchange": 0, **changed}
+        request = Request(step="train", round=t, client=i, kept=0, config="", classes=(), **known)
+        noise = own_noise(PrivacyConfig(noise=1.0), SiteFolder(tmp_path / folder), request)
+        return tuple(noise.applied("train", t, i, sent, down)["delta"].flatten().tolist())
+
+    first = drawn()
+    assert drawn() == first
+    others = [
+        drawn("b"), drawn(t=2), drawn(i=1), drawn(exchange=1), drawn(method="ditto"),
+        drawn(run="s"), drawn(down={"adapter": torch.zeros(1, 4)}),
+    ]  # fmt: skip
+    assert len({first, *others}) == 8
+    request = Request("r", "fedavg", "train", 1, 0, 0, 0, "", ())
+    assert own_noise(PrivacyConfig(), SiteFolder(tmp_path / "a"), request) is None

@@ -66,7 +66,10 @@ def test_an_all_present_run_is_what_it_always_was(name):
     for t in range(1, ROUNDS + 1):
         server.run_round(t, engine)
     there = play(name, FederationConfig())
-    assert_same(memories(server, engine), memories(*there[:2]))
+    alone, played = memories(server, engine), memories(*there[:2])
+    for memory in (alone, played):  # noted by the intake, which the first goes without
+        del memory["seats/update_lengths"]
+    assert_same(alone, played)
 
 
 @every_method

@@ -43,6 +43,8 @@ def test_a_hello_survives_being_a_message():
         Reply({"class_names": torch.tensor(list(b"3"))}, HELLO.reply().metrics),
         Reply(HELLO.reply().tensors, HELLO.reply().metrics | {"test_examples": -1}),
         Reply(HELLO.reply().tensors, HELLO.reply().metrics | {"test_examples": float("nan")}),
+        Reply(HELLO.reply().tensors, HELLO.reply().metrics | {"test_examples": float("inf")}),
+        Reply(HELLO.reply().tensors, HELLO.reply().metrics | {"train_examples": 2e15}),
     ],
 )
 def test_a_broken_hello_gets_a_sentence(broken):

@@ -13,7 +13,7 @@ from pfedseq.engines.rounds import run_rounds
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, Reply
 from pfedseq.methods import METHODS
-from pfedseq.params import Params, trimmed_mean
+from pfedseq.params import Params, capped, trimmed_mean
 from tests.engines.absences import ROUNDS, Passing, Silent, assert_same, build, memories, play
 from tests.every_method import every_method
 from tests.toys import make_setup, random_centers
@@ -182,11 +182,15 @@ def placed(i, reply):
     return said(answered_round=1, answered_client=i)(reply)
 
 
-def screened(replies, down, **conditions):
-    """What of these replies passes, and who was refused."""
-    centers = random_centers(len(replies), 1, 2, 1)
+def new_server(clients):
+    centers = random_centers(clients, 1, 2, 1)
     method = METHODS["fedavg"]
-    server = method.server(method.config(), make_setup(centers, [1] * len(replies)))
+    return method.server(method.config(), make_setup(centers, [1] * clients))
+
+
+def screened(replies, down, server=None, **conditions):
+    """What of these replies passes, and who was refused."""
+    server = server or new_server(len(replies))
 
     class Canned:
         ids = range(len(replies))
@@ -221,9 +225,52 @@ def test_length_is_that_of_the_change_and_compared_with_the_median():
         torch.testing.assert_close(passed[i].tensors, wanted)
 
 
-def test_of_two_updates_none_is_the_absurd_one():
+def test_of_two_first_updates_none_is_the_absurd_one():
     replies = [Reply(phi(1.0, 0.0, 0.0)), Reply(phi(1e9, 0.0, 0.0))]
     assert not screened(replies, phi(0.0, 0.0, 0.0))[1]
+
+
+def test_of_two_updates_the_absurd_one_is_told_by_the_clients_own_last_ones():
+    """Client 0's updates were 1, 2, 4 and 2 long (median 2), client 1's 30 each."""
+    server, start = new_server(2), phi(0.0, 0.0, 0.0)
+
+    def exchange(first, second, **conditions):
+        return screened(
+            [Reply(phi(n, 0.0, 0.0)) for n in (first, second)], start, server, **conditions
+        )
+
+    for first in (1.0, 2.0, 4.0, 2.0):
+        assert not exchange(first, 30.0)[1]
+    assert server.update_lengths.tolist() == [[0, 1, 2, 4, 2], [0, 30, 30, 30, 30]]
+    passed, refused = exchange(199.0, 3001.0)
+    assert sorted(passed) == [0]
+    assert "100 times as long as the median of its own last ones" in refused[1]
+    assert server.update_lengths.tolist() == [[1, 2, 4, 2, 199], [0, 30, 30, 30, 30]]
+    passed, _ = exchange(3.0, 40.0, clip_ratio=1.2)  # the medians are 2 and 30
+    assert passed[0].tensors["adapter"][0, 0] == pytest.approx(2.4)
+    assert passed[1].tensors["adapter"][0, 0] == pytest.approx(36.0)
+
+
+@pytest.mark.parametrize(("length", "fault"), [(201.0, True), (199.0, False)])
+def test_a_client_without_a_past_is_compared_with_everyones(length, fault):
+    server = new_server(2)
+    server.update_lengths[0] = torch.tensor([0.0, 0.0, 1.0, 2.0, 3.0])
+    replies = [Reply(phi(1.0, 0.0, 0.0)), Reply(phi(length, 0.0, 0.0))]
+    _, refused = screened(replies, phi(0.0, 0.0, 0.0), server)
+    assert (1 in refused) is fault
+    if fault:
+        assert "100 times as long as the median of everyone's last ones" in refused[1]
+
+
+def test_lengths_follow_their_clients_to_new_places():
+    server = new_server(3)
+    server.update_lengths[:, -1] = torch.tensor([1.0, 2.0, 3.0])
+    server.reseat([2, 0], {7: 10})
+    assert server.update_lengths[:, -1].tolist() == [3, 1, 0]
+    roster = Roster(None, server, FederationConfig())
+    assert roster.update_lengths == {2: [3], 0: [1], 7: []}
+    roster.note_lengths({7: 5.0})
+    assert server.update_lengths[2].tolist() == [0, 0, 0, 0, 5]
 
 
 def test_trimmed_mean_and_median_number_by_number():
@@ -246,6 +293,34 @@ def test_aggregation_stands_for_eq_1_over_the_present():
     trimmed = replace(setup, aggregation="trimmed_mean", trim=0.25)
     assert trimmed.aggregate(stacked, everyone).item() == 4
     assert replace(trimmed, trim=0.2).aggregate(stacked, everyone).item() == 109 / 4
+
+
+def test_no_client_has_more_than_its_share_of_the_weights():
+    """Of 1, 1, 2 and 10^12 at most a half: the last counts 4, the others' sum; all in all 8."""
+    setup = replace(make_setup(random_centers(4), (1, 1, 2, 10**12)), max_weight=0.5)
+    everyone = torch.ones(4, dtype=torch.bool)
+    assert setup.weights(everyone).tolist() == [1, 1, 2, 4]
+    assert setup.all_weights.tolist() == [1, 1, 2, 4]
+    stacked = torch.tensor([[1.0], [1.0], [3.0], [100.0]])
+    assert setup.aggregate(stacked, everyone).item() == pytest.approx(408 / 8)
+    two = torch.tensor([True, False, False, True])
+    assert setup.weights(two).tolist() == [1, 0, 0, 10**12], "of two, no limit"
+    assert FederationConfig().max_weight == 0.5
+
+
+def test_several_clients_may_have_too_much():
+    """At most 0.3: of 1, 1, 50, 60 both large ones x with x = 0.3 (2x + 2), so 1.5; of 1, 1, 2, 3
+    the 3 alone is more than 2.1; then x = 0.3 (x + 4) = 12/7, which the 2 exceeds as well."""
+    assert capped(torch.tensor([50, 1, 60, 1]), 0.3).tolist() == pytest.approx([1.5, 1, 1.5, 1])
+    assert capped(torch.tensor([1, 1, 2, 3]), 0.3).tolist() == pytest.approx([1, 1, 1.5, 1.5])
+    assert capped(torch.tensor([2, 2, 3, 4]), 0.3).tolist() == pytest.approx([2, 2, 3, 3])
+    for share in (0.26, 0.3, 0.5, 0.9):
+        found = capped(torch.tensor([1, 2, 3, 10**9]), share)
+        assert float(found.max() / found.sum()) == pytest.approx(share)
+    ordinary = torch.tensor([10, 20, 30])
+    assert capped(ordinary, 0.5) is ordinary, "a half is not more than a half"
+    equal = torch.tensor([1, 1, 9])
+    assert capped(equal, 1 / 3) is equal, "three can have a third only if they are equal"
 
 
 class BadScores(Passing):

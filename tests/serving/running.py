@@ -11,9 +11,9 @@ from fastapi import FastAPI
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[str]:
+def running(app: FastAPI, **options) -> Iterator[str]:
     """Its address, until the block ends."""
-    config = uvicorn.Config(app, port=0, log_level="warning", ws="none")
+    config = uvicorn.Config(app, port=0, log_level="warning", ws="none", **options)
     server, bound = uvicorn.Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
     thread.start()

@@ -8,7 +8,8 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("uvicorn", reason="needs the extra `serve`")
 
 from pfedseq.serving.client_models import ClientModels
-from pfedseq.serving.service import Limits, Served, make_service
+from pfedseq.serving.generations import Served
+from pfedseq.serving.service import Limits, make_service
 from pfedseq.serving.together import ModelsTogether, load_together
 from tests import browser
 from tests.serving.running import running

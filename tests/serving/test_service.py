@@ -22,7 +22,8 @@ pytest.importorskip("uvicorn", reason="needs the extra `serve`")
 import httpx
 
 from pfedseq.serving.client_models import ClientModels
-from pfedseq.serving.service import Limits, Served, make_service
+from pfedseq.serving.generations import Served
+from pfedseq.serving.service import Limits, make_service
 from pfedseq.serving.together import ModelsTogether, load_together
 from tests.serving.running import client, running
 
@@ -97,6 +98,8 @@ def test_bad_requests_get_a_4xx_and_a_sentence(http, photo):
     for status, words, params, sent in [
         (404, "there is no client 'bay': /clients lists them", {"client": "bay"}, {}),
         (404, "there is no client '3'", {"client": "3"}, {}),
+        (404, f"there is no client '{'9' * 59}…'", {"client": "9" * 5000}, {}),
+        (422, "top: Unable to parse", {"client": 0, "top": "9" * 5000}, {}),
         (422, "client: Field required", {}, {}),
         (422, "top: Input should be greater than or equal to 1", {"client": 0, "top": 0}, {}),
         (400, "the request has no image", {"client": 0}, {"content": b""}),
@@ -108,6 +111,7 @@ def test_bad_requests_get_a_4xx_and_a_sentence(http, photo):
         (413, "larger than 100,000 bytes", {"client": 0}, {"content": bytes(100_001)}),
         (413, "larger than 100,000 bytes", {"client": 0}, {"content": iter([bytes(60_000)] * 2)}),
         (413, "10000 × 10000 pixels", {"client": 0}, {"content": png(10_000, 10_000)}),
+        (413, "too many pixels: send one of", {"client": 0}, {"content": png(20_000, 20_000)}),
     ]:
         body = sent or {"content": photo}
         answer = http.post("/predict", params=params, **body)
@@ -182,7 +186,7 @@ def test_a_full_queue_is_a_503(served, photo, monkeypatch):
             first = post()
             await asyncio.to_thread(entered.wait, 20)
             second = post()
-            while app.state.batcher.waiting < 1:
+            while app.state.generations.current.batcher.waiting < 1:
                 await asyncio.sleep(0.01)
             third = await post()
             go.set()
@@ -218,7 +222,7 @@ def test_hundreds_of_requests_at_once_are_all_answered_as_alone(served, photos):
     app = make_service(served, Limits())
     with running(app) as address:
         answers = asyncio.run(load(address))
-        batcher = app.state.batcher
+        batcher = app.state.generations.current.batcher
     assert len(answers) == 400
     for who, what, answer in answers:
         assert answer.status_code == 200
@@ -242,7 +246,7 @@ def test_pages_load_nothing_from_elsewhere(http):
         assert "https://" not in answer.text
         assert answer.headers["content-security-policy"].startswith("default-src 'self'")
     described = http.get("/openapi.json").json()
-    assert set(described["paths"]) == {"/healthz", "/clients", "/predict"}
+    assert set(described["paths"]) == {"/healthz", "/readyz", "/clients", "/predict"}
 
 
 def test_the_command_serves_until_it_is_stopped(finished, photo, tmp_path):

@@ -198,7 +198,8 @@ def service(finished):
     pytest.importorskip("fastapi", reason="the service needs the extra: pip install pfedseq[serve]")
     from fastapi.testclient import TestClient
 
-    from pfedseq.serving.service import Limits, Served, make_service
+    from pfedseq.serving.generations import Served
+    from pfedseq.serving.service import Limits, make_service
 
     models, everyones, global_is = load_together(ClientModels.open(finished))
     names = ("anna", "bob", "chen")

@@ -7,12 +7,13 @@ import ipaddress
 import os
 import socket
 import sys
+from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pfedseq.cli.models import MethodName, Models
 from pfedseq.cli.options import Plugins, load_plugins
 from pfedseq.errors import InputError
 from pfedseq.words import count
@@ -20,26 +21,93 @@ from pfedseq.words import count
 TOKEN_VARIABLE = "PFEDSEQ_TOKEN"
 
 
+def _variable(name: str) -> str:
+    return f"PFEDSEQ_SERVE_{name}"
+
+
 def serve(
-    run: Models,
-    method: MethodName = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            envvar=_variable("RUN"),
+            help="Folder of a finished run, of an export, or of a PEFT adapter.",
+        ),
+    ],
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            "-m",
+            envvar=_variable("METHOD"),
+            help="Method whose models are used. Default: the run's first.",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(envvar=_variable("HOST"), help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(envvar=_variable("PORT"), min=0, max=65535, help="Port; 0 picks a free one."),
+    ] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(help=f"File with the bearer token to require; or set {TOKEN_VARIABLE}."),
+        typer.Option(
+            envvar=_variable("TOKEN_FILE"),
+            help=f"File with the bearer token to require; or set {TOKEN_VARIABLE}.",
+        ),
     ] = None,
-    max_megabytes: Annotated[float, typer.Option(min=0.001, help="Largest request.")] = 10,
+    max_megabytes: Annotated[
+        float, typer.Option(envvar=_variable("MAX_MEGABYTES"), min=0.001, help="Largest request.")
+    ] = 10,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds until a request times out.")
+        float,
+        typer.Option(
+            envvar=_variable("TIMEOUT"), min=0.1, help="Seconds until a request times out."
+        ),
     ] = 30,
-    max_batch: Annotated[int, typer.Option(min=1, help="Examples in a pass, at most.")] = 64,
+    max_batch: Annotated[
+        int,
+        typer.Option(envvar=_variable("MAX_BATCH"), min=1, help="Examples in a pass, at most."),
+    ] = 64,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            envvar=_variable("MAX_CONNECTIONS"),
+            min=1,
+            help="Connections at a time; a new one then takes the place of an idle one.",
+        ),
+    ] = 512,
+    head_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar=_variable("HEAD_TIMEOUT"),
+            min=0.1,
+            help="Seconds in which a request's head must arrive.",
+        ),
+    ] = 10,
+    models_in_memory: Annotated[
+        int,
+        typer.Option(
+            envvar=_variable("MODELS_IN_MEMORY"),
+            min=1,
+            help="Clients' models kept in memory; of more clients, the longest unused is dropped.",
+        ),
+    ] = 1000,
+    log_requests: Annotated[
+        bool,
+        typer.Option(
+            envvar=_variable("LOG_REQUESTS"),
+            help="Write a line of JSON on the error stream for each request.",
+        ),
+    ] = True,
     plugin: Plugins = None,
 ) -> None:
     """Serve every client's personal model over HTTP, all on one backbone.
 
     The address shows a page to try it; /docs describes the API. Requests for different clients
-    share passes through the backbone.
+    share passes through the backbone. SIGHUP reloads the models. Every option can also be set by a
+    variable such as PFEDSEQ_SERVE_PORT.
 
     Examples:
 
@@ -54,18 +122,17 @@ def serve(
     import uvicorn
 
     from pfedseq.report.progress import StepDisplay
-    from pfedseq.serving.client_models import ClientModels
-    from pfedseq.serving.service import Limits, Served, make_service
-    from pfedseq.serving.together import ModelsTogether, load_together
+    from pfedseq.serving.connections import allow_files, limited
+    from pfedseq.serving.loading import load_served
+    from pfedseq.serving.metrics import Metrics
+    from pfedseq.serving.service import Limits, make_service
+    from pfedseq.serving.watching import log_nothing, log_to_stderr
 
     load_plugins(plugin)
     token = _token(token_file)
-    found = ClientModels.open(run, method)
+    allow_files(max_connections)
     with StepDisplay() as display:
-        models, everyones, global_is = load_together(found, display.report)
-    served = Served(
-        ModelsTogether([*models, everyones]), tuple(found.names), found.method, global_is
-    )
+        served = load_served(run, method, models_in_memory, display.report)
     limits = Limits(body_bytes=int(1e6 * max_megabytes), seconds=timeout, batch=max_batch)
     if token is None and not _is_loopback(host):
         print(
@@ -75,9 +142,26 @@ def serve(
     listening = _listen(host, port)
     place = f"[{host}]" if ":" in host else host
     address = f"http://{place}:{listening.getsockname()[1]}/"
-    print(f"{count(len(found.names), 'client')} at {address} (Ctrl-C stops it)", flush=True)
-    app = make_service(served, limits, token)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none")).run([listening])
+    print(f"{count(len(served.clients), 'client')} at {address} (Ctrl-C stops it)", flush=True)
+    metrics = Metrics()
+    app = make_service(
+        served,
+        limits,
+        token,
+        partial(load_served, run, method, models_in_memory),
+        metrics,
+        log_to_stderr if log_requests else log_nothing,
+    )
+    connections = limited(max_connections, head_timeout, metrics.closed)
+    config = uvicorn.Config(
+        app,
+        http=connections,
+        log_level="warning",
+        ws="none",
+        access_log=False,
+        timeout_graceful_shutdown=ceil(timeout),
+    )
+    uvicorn.Server(config).run([listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:

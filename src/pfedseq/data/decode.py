@@ -2,7 +2,9 @@
 
 import io
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,20 +79,41 @@ def _rescaled(image: Image.Image, window: Window | None) -> NDArray[np.uint8]:
         values = values.view(np.uint32)  # Pillow has no unsigned 32-bit mode and wraps around
     if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:  # Pillow inverts 8-bit images, but not deeper ones
         window = None if window is None else (-window[1], -window[0])
-        return _rescale(-values.astype(np.float64), window)
-    return _rescale(values.astype(np.float64), window)
+        return _rescale(values, window, sign=-1.0)
+    return _rescale(values, window)
 
 
-def _rescale(values: NDArray[np.float64], window: Window | None) -> NDArray[np.uint8]:
-    """Map `window` (or the darkest and brightest finite values) to 0 and 255."""
-    finite = values[np.isfinite(values)]
-    if not finite.size:
+def _rescale(values: NDArray[Any], window: Window | None, sign: float = 1.0) -> NDArray[np.uint8]:
+    """Map `window` (or the darkest and brightest finite values) of sign · values to 0 and 255.
+
+    A strip of rows at a time: a large image is never in memory as floats.
+    """
+    if not np.isfinite(values).any():
         raise ValueError("none of its values is a finite number")
-    low, high = window or (finite.min(), finite.max())
+    low, high = window or _darkest_and_brightest(values, sign)
     # NaN becomes black; a constant image has no contrast to stretch and becomes black, too.
     spread = high - low if high > low else 1.0
-    shares = np.nan_to_num((values - low) / spread, nan=0.0, posinf=1.0, neginf=0.0)
-    return np.asarray(np.rint(255 * np.clip(shares, 0, 1)), dtype=np.uint8)
+    scaled = np.empty(values.shape, np.uint8)
+    for rows in _strips(values):
+        shares = (sign * values[rows].astype(np.float64) - low) / spread
+        shares = np.nan_to_num(shares, nan=0.0, posinf=1.0, neginf=0.0)
+        scaled[rows] = np.rint(255 * np.clip(shares, 0, 1))
+    return scaled
+
+
+def _darkest_and_brightest(values: NDArray[Any], sign: float) -> Window:
+    ends = []
+    for rows in _strips(values):
+        strip = sign * values[rows].astype(np.float64)
+        if (finite := strip[np.isfinite(strip)]).size:
+            ends += [finite.min(), finite.max()]
+    return min(ends), max(ends)
+
+
+def _strips(values: NDArray[Any]) -> Iterator[slice]:
+    """Rows of about a million values at a time."""
+    rows = max(1, 1_000_000 // max(1, values[0].size))
+    return (slice(first, first + rows) for first in range(0, len(values), rows))
 
 
 def _why(fault: Exception, content: object) -> str:

@@ -10,6 +10,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pfedseq.errors import InputError
 
 _FIELDS, _PAYLOAD, _BYTES = "fields", "payload", "safetensors"
+SMALL = 4_000_000
+"""Bytes of a payload that travels beside the fields: Flower makes a request for each part of a
+message, and an array has three."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class Envelope:
 
     def to_records(self) -> RecordDict:
         """As the content of a Flower message, which cuts large payloads into chunks."""
+        if len(self.payload) <= SMALL:
+            return RecordDict({_FIELDS: ConfigRecord({**self.fields, _PAYLOAD: self.payload})})
         block = Array("uint8", (len(self.payload),), _BYTES, self.payload)
         return RecordDict(
             {_FIELDS: ConfigRecord(dict(self.fields)), _PAYLOAD: ArrayRecord({_BYTES: block})}
@@ -31,6 +36,8 @@ class Envelope:
         """Read what `to_records` packed."""
         try:
             fields = dict(content.config_records[_FIELDS])
+            if isinstance(payload := fields.pop(_PAYLOAD, None), bytes):
+                return cls(fields, payload)
             return cls(fields, content.array_records[_PAYLOAD][_BYTES].data)
         except KeyError as missing:
             raise InputError(

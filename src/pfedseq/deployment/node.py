@@ -17,8 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -41,6 +42,8 @@ from pfedseq.errors import InputError
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 """Seconds between two looks for a message: short after one came, longer in quiet times."""
+REJOIN_SECONDS = 5.0
+"""Pause before a site that lost its connection joins again."""
 JOINED = "has joined the federation"
 """In what a node says once the SuperLink has let it in."""
 
@@ -94,28 +97,48 @@ def read_file(path: Path) -> bytes:
 
 
 def run_node(link: Link, name: str, answer: Answering, tell: Tell) -> None:
-    """Answer the server's messages until the process is stopped."""
-    with link.connect() as connection:
-        number, receive, send, _, _, pull_object, push_object, confirm = connection
-        tell(f"site {name} {JOINED} at {link.address} as node {number}")
+    """Answer the server's messages until the process is stopped.
+
+    Where messages cannot be taken or delivered, the site leaves and joins again: the server then
+    sends it once more what it has not answered.
+    """
+    while True:
+        with link.connect() as connection:
+            tell(f"site {name} {JOINED} at {link.address} as node {connection[0]}")
+            try:
+                _answer_all(connection, answer, tell)
+            except Exception as problem:  # Flower's connection would end the process without a word
+                if not isinstance(problem, httpx.HTTPError):
+                    traceback.print_exc()
+                tell(f"the connection failed ({_in_short(problem)}): joining again")
+        time.sleep(REJOIN_SECONDS)
+
+
+def _answer_all(connection: Any, answer: Answering, tell: Tell) -> NoReturn:
+    _, receive, send, _, _, pull_object, push_object, confirm = connection
+    pause = SHORTEST_PAUSE
+    while True:
+        received = receive()
+        if received is None:
+            time.sleep(pause)
+            pause = min(1.2 * pause, LONGEST_PAUSE)
+            continue
         pause = SHORTEST_PAUSE
-        while True:
-            received = receive()
-            if received is None:
-                time.sleep(pause)
-                pause = min(1.2 * pause, LONGEST_PAUSE)
-                continue
-            pause = SHORTEST_PAUSE
-            head, tree = received
-            run = head.metadata.run_id
-            with contextlib.suppress(RunNotRunningException):  # nobody waits for it any more
-                message = pull_and_inflate_object_from_tree(
-                    tree, partial(pull_object, run), partial(confirm, run), return_type=Message
-                )
-                message.metadata.__dict__["_message_id"] = tree.object_id
-                start = time.perf_counter()
-                reply = answered(message, answer, tell)
-                _send(reply, run, time.perf_counter() - start, send, push_object)
+        head, tree = received
+        run = head.metadata.run_id
+        with contextlib.suppress(RunNotRunningException):  # nobody waits for it any more
+            message = pull_and_inflate_object_from_tree(
+                tree, partial(pull_object, run), partial(confirm, run), return_type=Message
+            )
+            message.metadata.__dict__["_message_id"] = tree.object_id
+            start = time.perf_counter()
+            reply = answered(message, answer, tell)
+            _send(reply, run, time.perf_counter() - start, send, push_object)
+
+
+def _in_short(problem: Exception) -> str:
+    """The first line of what went wrong; httpx adds where to read about status codes."""
+    return (str(problem).splitlines() or [""])[0] or type(problem).__name__
 
 
 def answered(message: Message, answer: Answering, tell: Tell) -> Message:

@@ -80,6 +80,9 @@ http {{
             proxy_ssl_verify on;
             proxy_ssl_name localhost;  # nginx compares names, not addresses
             proxy_read_timeout 120s;
+            # Nothing is put into files on its way, which nginx's workers may not be able to write.
+            proxy_request_buffering off;
+            proxy_max_temp_file_size 0;
         }}
         location / {{
             return 403;

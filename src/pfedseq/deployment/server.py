@@ -103,6 +103,7 @@ class Federation:
             conditions.trim,
             sketch_shape=self.workload.sketch_shape,
             factors=model.factors,
+            max_weight=conditions.max_weight,
         )
         return method.server(options, setup), clients
 

@@ -44,13 +44,21 @@ class FederationConfig(BaseConfig):
     max_update_ratio: float = Field(
         100.0,
         gt=1,
-        description="refuse an update longer than this multiple of the round's median",
+        description="refuse an update longer than this multiple of the round's median; with fewer "
+        "than three updates, of the median of the client's own last five, or of everyone's",
     )
     clip_ratio: float | None = Field(
         None,
         gt=0,
         description="scale an update down to at most this multiple of the round's median, for the "
         "mean and for the learner's input; default: no limit",
+    )
+    max_weight: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="largest share of the weights of Eq. (1) that one client may have, whatever "
+        "number of examples it declares; no limit where 1/max_weight clients or fewer answer",
     )
     aggregation: Aggregation = Field(
         "mean",

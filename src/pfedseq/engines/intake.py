@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 from pfedseq.engines.moments import take_moments_in, with_moments
 from pfedseq.engines.payload import bases, unpack
 from pfedseq.engines.roster import Roster
-from pfedseq.engines.screening import absurd_lengths, fault_of, misplaced, score_fault
+from pfedseq.engines.screening import (
+    absurd_lengths,
+    fault_of,
+    misplaced,
+    score_fault,
+    update_length,
+)
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, Reply, Tensors
 
@@ -98,7 +104,10 @@ class Intake:
             else:
                 sound[i] = reply
         if step == "train" and expected:
-            faults |= absurd_lengths(sound, down, self.roster.conditions)
+            lengths = {i: update_length(reply, down[i]) for i, reply in sound.items()}
+            conditions, before = self.roster.conditions, self.roster.update_lengths
+            faults |= absurd_lengths(sound, lengths, before, down, conditions)
+            self.roster.note_lengths({i: n for i, n in lengths.items() if i not in faults})
         accepted = {i: reply for i, reply in sound.items() if i not in faults}
         self.refused |= faults
         self.client_seconds += sum(r.metrics.get(f"{step}_seconds", 0.0) for r in accepted.values())

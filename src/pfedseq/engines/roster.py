@@ -96,6 +96,19 @@ class Roster:
     def _joined(self, t: int) -> Sequence[int]:
         return joined(self.engine.ids, t, self.conditions)
 
+    @property
+    def update_lengths(self) -> dict[int, list[float]]:
+        """The lengths of each client's last accepted updates, by number."""
+        known = self.server.update_lengths.tolist()
+        return {i: [n for n in row if n > 0] for i, row in zip(self.numbers, known, strict=True)}
+
+    def note_lengths(self, lengths: Mapping[int, float]) -> None:
+        """Remember the lengths of accepted updates, by number."""
+        known = self.server.update_lengths = self.server.update_lengths.clone()
+        for place, i in enumerate(self.numbers):
+            if i in lengths:
+                known[place] = torch.tensor([*known[place, 1:].tolist(), lengths[i]])
+
     def note_silence(self, answered: Collection[int]) -> None:
         """After a round: record the clients that did not answer."""
         there = torch.tensor([i in answered for i in self.numbers])

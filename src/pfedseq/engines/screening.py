@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import torch
@@ -18,6 +18,8 @@ from pfedseq.training.moments import is_moment
 _ADVICE = ": its training diverged; lower the learning rate (training.lr)"
 FEWEST_FOR_A_MEDIAN = 3
 """Minimum number of updates for a median: of two, neither can be called the outlier."""
+Lengths = Mapping[int, Sequence[float]]
+"""The lengths of each client's last updates."""
 
 
 SCORES = ("loss", "examples")
@@ -29,25 +31,43 @@ ROUNDING = 1e-9
 
 
 def absurd_lengths(
-    replies: dict[int, Reply], down: Mapping[int, Tensors], config: FederationConfig
+    replies: dict[int, Reply],
+    lengths: Mapping[int, float],
+    before: Lengths,
+    down: Mapping[int, Tensors],
+    config: FederationConfig,
 ) -> dict[int, str]:
-    """Reasons to refuse updates of extreme length; overlong ones in `replies` are scaled down."""
-    if len(replies) < FEWEST_FOR_A_MEDIAN:
-        return {}
-    lengths = {i: _length(reply, down[i]) for i, reply in replies.items()}
-    middle = median(lengths.values())
-    if middle == 0:
-        return {}
+    """Reasons to refuse updates of extreme length; overlong ones in `replies` are scaled down.
+
+    What is extreme is told by the round's median. Where too few have answered for one, it is told
+    by the median of the client's own updates `before`, or, if these are too few, of everyone's.
+    """
     faults = {}
     for i, length in lengths.items():
+        usual = _usual(i, lengths, before)
+        if usual is None or usual[0] == 0:
+            continue
+        middle, of_what = usual
         if length > config.max_update_ratio * middle:
             faults[i] = (
-                f"its update is {length / middle:.3g} times as long as the median of this "
-                f"round's (federation.max_update_ratio is {config.max_update_ratio:g})"
+                f"its update is {length / middle:.3g} times as long as the median of {of_what} "
+                f"(federation.max_update_ratio is {config.max_update_ratio:g})"
             )
         elif config.clip_ratio and length > config.clip_ratio * middle:
             replies[i] = _cut(replies[i], down[i], config.clip_ratio * middle / length)
     return faults
+
+
+def _usual(i: int, lengths: Mapping[int, float], before: Lengths) -> tuple[float, str] | None:
+    """The length that client i's update is compared with, and of what it is the median."""
+    if len(lengths) >= FEWEST_FOR_A_MEDIAN:
+        return median(lengths.values()), "this round's"
+    if len(own := before.get(i, ())) >= FEWEST_FOR_A_MEDIAN:
+        return median(own), "its own last ones"
+    everyones = [length for theirs in before.values() for length in theirs]
+    if len(everyones) >= FEWEST_FOR_A_MEDIAN:
+        return median(everyones), "everyone's last ones"
+    return None
 
 
 def score_fault(step: str, metrics: Mapping[str, float]) -> str | None:
@@ -119,7 +139,8 @@ def _update(reply: Reply, down: Tensors) -> Tensors:
     }
 
 
-def _length(reply: Reply, down: Tensors) -> float:
+def update_length(reply: Reply, down: Tensors) -> float:
+    """‖new − old‖ over all tensors of a reply."""
     squares = (float(part.double().square().sum()) for part in _update(reply, down).values())
     return math.sqrt(sum(squares))
 

@@ -41,6 +41,10 @@ class Reply:
         return tensor
 
 
+MOST = 10**15
+"""Examples that nobody has; sums of such numbers still fit into 64 bits."""
+
+
 @dataclass(frozen=True)
 class Hello:
     """What a client says of itself before round 1: counts and class names, no example."""
@@ -63,8 +67,9 @@ class Hello:
         try:
             train, validation, test = (int(reply.metrics[f"{s}_examples"]) for s in SPLITS)
             names = json.loads(bytes(reply.tensors["class_names"].tolist()))
-            if min(train, validation, test) < 0 or not all(isinstance(n, str) for n in names):
+            possible = 0 <= min(train, validation, test) <= max(train, validation, test) <= MOST
+            if not possible or not all(isinstance(n, str) for n in names):
                 raise ValueError(f"{train}, {validation}, {test} examples of {names}")
-        except (KeyError, ValueError, TypeError) as problem:
+        except (KeyError, ValueError, TypeError, OverflowError) as problem:
             raise InputError(f"a client's hello is not readable: {problem}") from None
         return cls(train, validation, test, tuple(names))

@@ -12,6 +12,9 @@ from pfedseq.federation.messages import Reply, Tensors
 from pfedseq.federation.setup import Setup
 from pfedseq.training.moments import Moments, shapes
 
+LENGTHS_KEPT = 5
+"""Updates of a client whose lengths a server remembers."""
+
 
 class Clients(Protocol):
     """The clients as the server sees them; each engine implements this once."""
@@ -53,6 +56,8 @@ class Server(ABC):
         """What clients' optimisers begin the next round with, where that is averaged."""
         self.silent_rounds = torch.zeros(setup.num_clients, dtype=torch.int64)
         """By place, the rounds since its client was last heard of."""
+        self.update_lengths = torch.zeros(setup.num_clients, LENGTHS_KEPT, dtype=torch.float64)
+        """By place, the lengths of its client's last updates, the newest last; 0: none yet."""
 
     def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
         """Clients leave and join for good: keep the places `kept`, in that order, and add some.
@@ -63,6 +68,8 @@ class Server(ABC):
         self.setup = self.setup.reseated(kept, newcomers)
         joined = torch.zeros(len(newcomers), dtype=torch.int64)
         self.silent_rounds = torch.cat([self.silent_rounds[list(kept)], joined])
+        unknown = torch.zeros(len(newcomers), LENGTHS_KEPT, dtype=torch.float64)
+        self.update_lengths = torch.cat([self.update_lengths[list(kept)], unknown])
 
     @abstractmethod
     def payload(self, i: int) -> Tensors:

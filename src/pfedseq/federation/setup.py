@@ -13,7 +13,7 @@ from pfedseq.errors import InputError
 from pfedseq.federation.messages import Reply
 from pfedseq.federation.task import AuxiliaryTask
 from pfedseq.lora import Factors
-from pfedseq.params import Params, trimmed_mean, weighted_mean
+from pfedseq.params import Params, capped, trimmed_mean, weighted_mean
 
 Aggregation = Literal["mean", "median", "trimmed_mean"]
 
@@ -46,6 +46,8 @@ class Setup:
     """Of one example in `Task.sketches`, for a server that must know it (PeFLL)."""
     factors: Factors | None = None
     """Where LoRA's A and B lie in θ; none for an adapter without them."""
+    max_weight: float = 1.0
+    """The largest share of a sum of weights that one client may have; |D_i| is self-declared."""
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -72,8 +74,14 @@ class Setup:
         return len(self.num_examples)
 
     def weights(self, present: Tensor) -> Tensor:
-        """|D_i| of the clients that answered, zero for the others."""
-        return present * torch.tensor(self.num_examples, device=present.device)
+        """|D_i| of the clients that answered, zero for the others; none above `max_weight`."""
+        sizes = present * torch.tensor(self.num_examples, device=present.device)
+        return capped(sizes, self.max_weight)
+
+    @property
+    def all_weights(self) -> Tensor:
+        """|D_i| of all clients (N,), as `weights` has them when everyone answers."""
+        return self.weights(torch.ones(self.num_clients, dtype=torch.bool))
 
     def aggregate(self, stacked: Tensor, present: Tensor, *, weighted: bool = True) -> Tensor:
         """Eq. (1) over the present clients of `stacked` (N, …), or what stands in its place."""

@@ -65,7 +65,7 @@ class AppleServer(Server):
 
     def payload(self, i: int) -> Tensors:
         """All cores, and the prior that p_i is pulled towards."""
-        sizes = torch.tensor(self.setup.num_examples, dtype=self.heads.dtype)
+        sizes = self.setup.all_weights.to(self.heads.dtype)
         decay = self.config.loss_schedule(int(self.finished_rounds), self.setup.num_rounds)
         return {
             "adapters": self.adapters,

@@ -157,7 +157,7 @@ class PFedSeqServer(OwnHeadServer):
 
     def _common(self, calibrations: Tensor) -> Tensor:
         """Σ_i |D_i| ξ_i / Σ_i |D_i| (K, D): what Eq. (1) adds to the mean each round."""
-        return weighted_mean(calibrations, self.setup.num_examples)
+        return weighted_mean(calibrations, self.setup.all_weights)
 
     def _sizes(self, deltas: Tensor, calibrations: Tensor) -> dict[str, list[float]]:
         """The RMS of Δ, of ξ and its two parts, and of the distance from θ^0, in each layer."""

@@ -38,7 +38,7 @@ class ScaffoldServer(FedAvgServer):
 
     def payload(self, i: int) -> Tensors:
         """The global φ and c = Σ_i |D_i| / |D| · c_i."""
-        control = weighted_mean(self.controls, self.setup.num_examples)
+        control = weighted_mean(self.controls, self.setup.all_weights)
         return {**self.mean(), "control": control}
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 from pfedseq.engines.states import ClientStates, TrackedStates, encode_state
 from pfedseq.errors import InputError
 from pfedseq.federation import Server, Tensors
+from pfedseq.federation.server import LENGTHS_KEPT
 from pfedseq.files import remove_temporaries, sync_folder, write_atomically
 from pfedseq.runs.identity import MadeWith, difference
 
@@ -317,6 +318,7 @@ def server_state(server: Server) -> Tensors:
         "clients": torch.tensor(setup.clients),
         "num_examples": torch.tensor(setup.num_examples),
         "silent_rounds": server.silent_rounds,
+        "update_lengths": server.update_lengths,
         "places": torch.zeros(setup.width, dtype=torch.uint8),  # a number could claim any width
     }
     memory = {name: getattr(server, name) for name in server.persistent}
@@ -350,15 +352,19 @@ def _restore_seats(server: Server, memory: Tensors) -> None:
     numbers, sizes, silent = (
         seats[name].tolist() for name in ("clients", "num_examples", "silent_rounds")
     )
-    most, setup = len(seats["places"]), server.setup
+    most, setup, lengths = len(seats["places"]), server.setup, seats["update_lengths"]
     if len(silent) != len(numbers) or len({*numbers}) != len(numbers) or len(numbers) > most:
         raise ValueError("clients and places do not belong together")
+    if lengths.shape != (len(numbers), LENGTHS_KEPT) or lengths.dtype != torch.float64:
+        raise ValueError("lengths of updates and places do not belong together")
+    if not bool(((lengths >= 0) & lengths.isfinite()).all()):
+        raise ValueError("a length of an update that cannot be")
     if min(*numbers, *sizes, *silent) < 0:
         raise ValueError("a negative number of a client, of examples or of rounds")
     if (*numbers, most) != (*setup.clients, setup.width):
         server.setup = replace(setup, num_examples=(), numbers=(), most_clients=most)
         server.reseat((), dict(zip(numbers, sizes, strict=True)))
-    server.silent_rounds = torch.tensor(silent)
+    server.silent_rounds, server.update_lengths = torch.tensor(silent), lengths
 
 
 def _flat(named: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

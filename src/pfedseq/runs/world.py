@@ -177,6 +177,7 @@ class World:
             tuple(first),
             sketch_shape=self.workload.sketch_shape,
             factors=model.factors,
+            max_weight=conditions.max_weight,
         )
         return method.server(options, setup), clients
 

@@ -20,6 +20,9 @@ from torch import Tensor
 Probabilities = Callable[[Sequence[int], Sequence[NDArray[Any]]], Tensor]
 """(the model of each row, the examples) ↦ probabilities (B, C)."""
 
+Note = Callable[[int, int], None]
+"""Told after each pass how many requests it answered, and how many rows it had."""
+
 
 class TooManyWaiting(Exception):
     """The queue is full."""
@@ -35,8 +38,10 @@ class _Request:
 class Batcher:
     """Brings requests of many threads together; `close` ends its thread."""
 
-    def __init__(self, answer: Probabilities, most: int, waiting: int) -> None:
-        self._answer, self._most = answer, most
+    def __init__(
+        self, answer: Probabilities, most: int, waiting: int, note: Note = lambda *_: None
+    ) -> None:
+        self._answer, self._most, self._note = answer, most, note
         self._queue: queue.Queue[_Request | None] = queue.Queue(waiting)
         self.passes = self.answered = 0
         """How many passes were made, and how many requests they answered."""
@@ -47,6 +52,11 @@ class Batcher:
     def waiting(self) -> int:
         """Approximate number of requests in the queue."""
         return self._queue.qsize()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread that owns the model runs."""
+        return self._thread.is_alive()
 
     def ask(self, rows: Sequence[int], example: NDArray[Any]) -> Future[Tensor]:
         """The example under each of the models `rows`: a future of (len(rows), C)."""
@@ -95,5 +105,6 @@ class Batcher:
                 one.answer.set_exception(problem)
             return
         self.passes, self.answered = self.passes + 1, self.answered + len(batch)
+        self._note(len(batch), len(rows))
         for one, share in zip(batch, shares.split([len(o.rows) for o in batch]), strict=True):
             one.answer.set_result(share)

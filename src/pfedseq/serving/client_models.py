@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pfedseq.config import Config, read_config
 from pfedseq.errors import InputError
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.peft_folder import CONFIG_FILE
 from pfedseq.runs.folder import RunFolder
-from pfedseq.words import some
+from pfedseq.words import as_number, short, some
 from pfedseq.workloads.personal import PersonalModel, read_about
 
 
@@ -35,7 +37,8 @@ class ClientModels:
         if not path.is_dir():
             raise InputError(f"there is no folder {path}")
         if (path / CONFIG_FILE).exists():
-            return cls(path, method or read_about(path).get("method"), [_place(path)])
+            about = read_about(path)
+            return cls(path, method or about.get("method"), [_place(path, about)])
         folder = path
         if RunFolder(path).config.exists():
             method = _method_of_run(path, read_config(RunFolder(path).config), method)
@@ -46,9 +49,11 @@ class ClientModels:
                 f"{folder} has no personal models: name the folder of a finished run, of an export "
                 "or of a PEFT adapter"
             )
-        numbered = [(read_about(entry).get("number", len(found)), entry) for entry in found]
-        method = method or read_about(found[0]).get("method")
-        return cls(path, method, [_place(entry) for _, entry in sorted(numbered)])
+        abouts = [read_about(entry) for entry in found]
+        places = [_place(entry, about) for entry, about in zip(found, abouts, strict=True)]
+        numbers = [about.get("number", len(found)) for about in abouts]
+        order = sorted(range(len(found)), key=lambda place: (numbers[place], found[place]))
+        return cls(path, method or abouts[0].get("method"), [places[place] for place in order])
 
     @property
     def names(self) -> list[str]:
@@ -64,9 +69,11 @@ class ClientModels:
         for known in (self.names, [place.folder.name for place in self.places]):
             if client in known:
                 return known.index(client)
-        if client.isdecimal() and int(client) < len(self.places):
-            return int(client)
-        raise InputError(f"{self.path} has no client {client!r}; it has {some(self.names, 10)}")
+        if (number := as_number(client)) is not None and number < len(self.places):
+            return number
+        raise InputError(
+            f"{self.path} has no client {short(client)!r}; it has {some(self.names, 10)}"
+        )
 
     def load(self, index: int) -> PersonalModel:
         """The model of the client at a place; the backbone is loaded with the first."""
@@ -75,8 +82,8 @@ class ClientModels:
         return loaded
 
 
-def _place(folder: Path) -> Place:
-    return Place(str(read_about(folder).get("client", folder.name)), folder)
+def _place(folder: Path, about: Mapping[str, Any]) -> Place:
+    return Place(str(about.get("client", folder.name)), folder)
 
 
 def _method_of_run(path: Path, config: Config, method: str | None) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -14,17 +16,23 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from pfedseq.errors import InputError
 from pfedseq.serving.batching import Batcher, TooManyWaiting
+from pfedseq.serving.budget import Budget, Tally
+from pfedseq.serving.generations import Generation, Generations, Served
+from pfedseq.serving.metrics import CONTENT_TYPE, Metrics
+from pfedseq.serving.model_cache import NotYet
 from pfedseq.serving.prediction import most_likely
+from pfedseq.serving.schemas import Answer, ClassShare, ClientList, Health, Readiness
 from pfedseq.serving.together import ModelsTogether
+from pfedseq.serving.watching import VITAL, Log, Watched, log_nothing
+from pfedseq.words import as_number, short
 from pfedseq.workloads import find_kind
 from pfedseq.workloads.kinds import Kind
-from pfedseq.workloads.uploads import Refused
+from pfedseq.workloads.uploads import Refused, Upload
 
 PAGE = {
     "/": ("index.html", "text/html"),
@@ -51,63 +59,37 @@ class Limits:
     """Rows in a pass."""
     waiting: int = 1024
     """Requests in the queue."""
+    pixels: int = 64_000_000
+    """Pixels decoded at a time, by all requests together."""
+    bodies_bytes: int = 256_000_000
+    """Bytes of bodies in memory, of all requests together."""
 
 
-@dataclass(frozen=True)
-class Served:
-    """The models of all clients, and last the global one."""
+def make_service(
+    served: Served,
+    limits: Limits,
+    token: str | None = None,
+    reload: Callable[[], Served] | None = None,
+    metrics: Metrics | None = None,
+    log: Log = log_nothing,
+) -> FastAPI:
+    """The application; with a `token`, predictions, clients' names and metrics need it.
 
-    together: ModelsTogether
-    clients: tuple[str, ...]
-    method: str | None
-    global_is: str
+    SIGHUP replaces the models by what `reload` loads.
+    """
+    counted = metrics or Metrics()
 
-
-class ClassShare(BaseModel):
-    """A class and its probability."""
-
-    name: str
-    probability: float
-
-
-class Answer(BaseModel):
-    """What the client's model makes of an example, and on request the global one."""
-
-    client: str
-    prediction: list[ClassShare]
-    """The likeliest class first."""
-    global_prediction: list[ClassShare] | None = None
-
-
-class ClientList(BaseModel):
-    """Whose models there are."""
-
-    clients: list[str]
-    method: str | None
-    class_names: list[str]
-    global_is: str
-    unit: str
-    """What a request holds: `image` or `text`."""
-
-
-class Health(BaseModel):
-    """That the service works, and how busy it is."""
-
-    status: str
-    clients: int
-    waiting: int
-    answered: int
-    passes: int
-
-
-def make_service(served: Served, limits: Limits, token: str | None = None) -> FastAPI:
-    """The application; with a `token`, predictions and clients' names need it."""
+    def start(models: Served) -> Batcher:
+        answer = models.together.probabilities
+        return Batcher(answer, limits.batch, limits.waiting, counted.batch)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.batcher = Batcher(served.together.probabilities, limits.batch, limits.waiting)
+        app.state.generations = Generations(served, start, counted, log)
+        if reload is not None:
+            _reload_on_signal(app.state.generations, reload)
         yield
-        await run_in_threadpool(app.state.batcher.close)
+        await app.state.generations.close()
 
     app = FastAPI(
         title="pfedseq",
@@ -116,30 +98,24 @@ def make_service(served: Served, limits: Limits, token: str | None = None) -> Fa
         redoc_url=None,
         lifespan=lifespan,
     )
+    paths = frozenset([*PAGE, *VITAL, "/clients", "/predict", "/openapi.json"])
+    app.add_middleware(Watched, paths=paths, metrics=counted, log=log)
+    app.state.metrics = counted
     guard = [Depends(_guard(token))]
     kind = find_kind(served.together.unit)
+    pixels, bodies = Budget(limits.pixels), Tally(limits.bodies_bytes)
     _add_page(app)
-
-    @app.get("/healthz")
-    async def healthz() -> Health:
-        """Whether the service works."""
-        batcher: Batcher = app.state.batcher
-        return Health(
-            status="ok",
-            clients=len(served.clients),
-            waiting=batcher.waiting,
-            answered=batcher.answered,
-            passes=batcher.passes,
-        )
+    _add_vitals(app, limits, guard, pixels, bodies)
 
     @app.get("/clients", dependencies=guard)
     async def clients() -> ClientList:
         """The clients, in the order of their numbers, and the classes."""
+        now: Served = app.state.generations.current.served
         return ClientList(
-            clients=list(served.clients),
-            method=served.method,
-            class_names=list(served.together.class_names),
-            global_is=served.global_is,
+            clients=list(now.clients),
+            method=now.method,
+            class_names=list(now.together.class_names),
+            global_is=now.global_is,
             unit=kind.unit,
         )
 
@@ -156,22 +132,29 @@ def make_service(served: Served, limits: Limits, token: str | None = None) -> Fa
         compare: Annotated[bool, Query(description="Also ask the global model.")] = False,
     ) -> Answer:
         """Name the class of the example that is the request's body."""
-        number = _number(served.clients, client)
-        rows = [number, len(served.clients)] if compare else [number]
-        try:
-            async with asyncio.timeout(limits.seconds):
-                content = await _body(request, limits.body_bytes, kind.unit)
-                example = await run_in_threadpool(_read, kind, served.together, request, content)
-                shares = await _ask(app.state.batcher, rows, example)
-        except TimeoutError:
-            raise Refused(504, f"no answer within {limits.seconds:g} s: try again") from None
-        names = served.together.class_names
-        listed = [_listed(one, names, top) for one in shares]
-        return Answer(
-            client=served.clients[number],
-            prediction=listed[0],
-            global_prediction=listed[1] if compare else None,
-        )
+        async with app.state.generations.use() as generation:
+            now: Served = generation.served
+            number = _number(now, client)
+            request.state.client = now.clients[number]
+            rows = [number, len(now.clients)] if compare else [number]
+            try:
+                async with (
+                    asyncio.timeout(limits.seconds),
+                    _body(request, limits.body_bytes, bodies, kind.unit) as content,
+                ):
+                    upload = await run_in_threadpool(_upload, kind, request, content)
+                    async with pixels.take(upload.pixels):
+                        example = await run_in_threadpool(_read, kind, now.together, rows, upload)
+                    shares = await _ask(generation, rows, example)
+            except TimeoutError:
+                raise Refused(504, f"no answer within {limits.seconds:g} s: try again") from None
+            counted.prediction(now.clients[number])
+            listed = [_listed(one, now.together.class_names, top) for one in shares]
+            return Answer(
+                client=now.clients[number],
+                prediction=listed[0],
+                global_prediction=listed[1] if compare else None,
+            )
 
     @app.exception_handler(Refused)
     async def refused(request: Request, problem: Refused) -> JSONResponse:
@@ -183,45 +166,130 @@ def make_service(served: Served, limits: Limits, token: str | None = None) -> Fa
         where = ".".join(str(part) for part in first["loc"][1:])
         return JSONResponse({"detail": f"{where}: {first['msg']}"}, 422)
 
+    @app.exception_handler(Exception)
+    async def failed(request: Request, problem: Exception) -> JSONResponse:
+        known = request.state.request_id
+        return JSONResponse({"detail": f"the service failed: its log says why at {known}"}, 500)
+
     return app
 
 
-def _read(kind: Kind, together: ModelsTogether, request: Request, content: bytes) -> Any:
-    """The example in a request's body, as the models take it."""
+def _reload_on_signal(generations: Generations, load: Callable[[], Served]) -> None:
+    """Reload the models on SIGHUP, where there is one."""
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        return
+    loop = asyncio.get_running_loop()
+    running: set[asyncio.Task[None]] = set()  # a task that nobody holds may vanish
+
+    def begin() -> None:
+        task = loop.create_task(generations.reload(load))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, begin)
+
+
+def _add_vitals(
+    app: FastAPI, limits: Limits, guard: list[Any], pixels: Budget, bodies: Tally
+) -> None:
+    """Add what tells supervisors and monitoring about the service."""
+    counted: Metrics = app.state.metrics
+
+    @app.get("/healthz")
+    async def healthz() -> Health:
+        """Whether the process works: restart it if not."""
+        now: Generation = app.state.generations.current
+        return Health(
+            status="ok",
+            clients=len(now.served.clients),
+            waiting=now.batcher.waiting,
+            answered=counted.answered,
+            passes=counted.passes,
+        )
+
+    @app.get("/readyz", responses={503: {"model": Readiness}})
+    async def readyz() -> JSONResponse:
+        """Whether a request would be answered now: send none if not."""
+        batcher: Batcher = app.state.generations.current.batcher
+        why = None
+        if not batcher.alive:
+            why = "the thread that owns the model has ended"
+        elif batcher.waiting >= limits.waiting:
+            why = "too many requests are waiting"
+        answer = Readiness(ready=why is None, why=why)
+        return JSONResponse(answer.model_dump(), 503 if why else 200)
+
+    @app.get("/metrics", dependencies=guard, include_in_schema=False)
+    async def metrics() -> Response:
+        now: Generation = app.state.generations.current
+        gauges = {
+            "pfedseq_clients": ("Clients with a model.", len(now.served.clients)),
+            "pfedseq_models_in_memory": ("Clients' models in memory.", now.served.in_memory),
+            "pfedseq_waiting": ("Requests in the queue.", now.batcher.waiting),
+            "pfedseq_pixels_decoding": ("Pixels being decoded.", pixels.used),
+            "pfedseq_body_bytes": ("Bytes of bodies in memory.", bodies.used),
+        }
+        return Response(counted.text(gauges), media_type=CONTENT_TYPE)
+
+
+def _upload(kind: Kind, request: Request, content: bytes) -> Upload:
+    """The example in a request's body, not yet decoded."""
     stated = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind.upload(content, stated)
+
+
+def _read(kind: Kind, together: ModelsTogether, rows: list[int], upload: Upload) -> Any:
+    """The example as the models take it; the models are loaded, too, where they are not yet."""
     try:
-        return together.read(f"the {kind.unit}", kind.upload(content, stated))
+        example = together.read(f"the {kind.unit}", upload.content)
     except InputError as problem:
         raise Refused(400, str(problem)) from None
-
-
-async def _ask(batcher: Batcher, rows: list[int], example: Any) -> Tensor:
     try:
-        return await asyncio.wrap_future(batcher.ask(rows, example))
+        for row in rows:
+            together.models[row]
+    except NotYet as problem:
+        raise Refused(503, str(problem)) from None
+    except InputError as problem:
+        raise Refused(500, f"the client's model cannot be loaded: {problem}") from None
+    return example
+
+
+async def _ask(generation: Generation, rows: list[int], example: Any) -> Tensor:
+    try:
+        return await asyncio.wrap_future(generation.batcher.ask(rows, example))
     except TooManyWaiting:
         raise Refused(503, "too many requests are waiting: try again in a while") from None
 
 
-async def _body(request: Request, most: int, unit: str) -> bytes:
+@asynccontextmanager
+async def _body(request: Request, most: int, bodies: Tally, unit: str) -> AsyncIterator[bytes]:
     """The request's body; one that is too long is not read to its end."""
     too_long = Refused(413, f"the {unit} is larger than {most:,} bytes: send a smaller one")
     stated = request.headers.get("content-length", "0")
-    if stated.isdecimal() and int(stated) > most:
+    if stated.isdecimal() and (len(stated) > 18 or int(stated) > most):
         raise too_long
     content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > most:
-            raise too_long
-    return bytes(content)
+    held = 0
+    try:
+        async for chunk in request.stream():
+            if len(content) + len(chunk) > most:
+                raise too_long
+            if not bodies.add(len(chunk)):
+                raise Refused(503, "too many large requests at once: try again in a while")
+            held += len(chunk)
+            content += chunk
+        request.state.bytes = len(content)
+        yield bytes(content)
+    finally:
+        bodies.give_back(held)
 
 
-def _number(clients: tuple[str, ...], wanted: str) -> int:
-    if wanted in clients:
-        return clients.index(wanted)
-    if wanted.isdecimal() and int(wanted) < len(clients):
-        return int(wanted)
-    raise Refused(404, f"there is no client {wanted!r}: /clients lists them")
+def _number(served: Served, wanted: str) -> int:
+    if (known := served.numbers.get(wanted)) is not None:
+        return known
+    if (number := as_number(wanted)) is not None and number < len(served.clients):
+        return number
+    raise Refused(404, f"there is no client {short(wanted)!r}: /clients lists them")
 
 
 def _listed(shares: Tensor, names: tuple[str, ...], top: int) -> list[ClassShare]:
@@ -269,5 +337,6 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     413: {"description": "The example is too large."},
     415: {"description": "The body is of another type."},
     503: {"description": "Too many requests are waiting."},
+    500: {"description": "The service failed; its log has the request's id."},
     504: {"description": "The answer took too long."},
 }

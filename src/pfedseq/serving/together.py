@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,50 +16,61 @@ from pfedseq.params import Params, weighted_mean
 from pfedseq.serving.client_models import ClientModels
 from pfedseq.workloads.personal import Example, PersonalModel
 
+FEDAVGS, MEAN = "FedAvg's global model", "the mean of all clients' models"
+
 
 class ModelsTogether:
-    """Models of the same kind on one backbone; rows of a batch go to any of them."""
+    """Models of the same kind on one backbone; rows of a batch go to any of them.
 
-    def __init__(self, models: Sequence[PersonalModel]) -> None:
-        first = models[0]
-        for other in models:
-            if other.model is not first.model or other.class_names != first.class_names:
-                raise InputError(
-                    "only models of one kind, with the same classes and on the same backbone, can "
-                    "be served together"
-                )
+    `models` may load them as they are asked for, if each is checked against the first (`checked`).
+    """
+
+    def __init__(self, models: Sequence[PersonalModel], checked: bool = False) -> None:
+        self._first = first = models[0]
+        if not checked:
+            for other in models:
+                check_kind(first, other)
         stacked = first.model.stacked
         assert stacked is not None  # what is loaded for use drops nothing
-        self.models, self.model, self._stacked = tuple(models), first.model, stacked
+        self.models, self.model, self._stacked = models, first.model, stacked
         self.class_names = first.class_names
-        self._adapters = torch.stack([one.phi.adapter for one in models])
 
     @property
     def unit(self) -> str:
         """What one example is called."""
-        return self.models[0].reader.unit
+        return self._first.reader.unit
 
     def read(self, name: str, content: Any) -> Example:
         """One example as the models take it; refuses what is none."""
-        return self.models[0].read((name, content))
+        return self._first.read((name, content))
 
     @torch.no_grad()
     def probabilities(self, rows: Sequence[int], examples: Sequence[Example]) -> Tensor:
         """(B, C): example b under the model `rows[b]`, by one pass for all."""
         order = sorted(range(len(rows)), key=lambda place: rows[place])
         counts = Counter(rows[place] for place in order)
-        asked = list(counts)
-        inputs = self.model.inputs(self.models[0].inputs([examples[place] for place in order]))
-        sizes = [counts[number] for number in asked]
-        features = self._stacked.features(self._adapters[asked], inputs, sizes)
+        asked = [self.models[number].phi for number in counts]
+        inputs = self.model.inputs(self._first.inputs([examples[place] for place in order]))
+        sizes = list(counts.values())
+        adapters = torch.stack([phi.adapter for phi in asked])
+        features = self._stacked.features(adapters, inputs, sizes)
         logits = [
-            self.model.classify(self.models[number].phi.head, own)
-            for number, own in zip(asked, features.split(sizes), strict=True)
+            self.model.classify(phi.head, own)
+            for phi, own in zip(asked, features.split(sizes), strict=True)
         ]
         shares = torch.cat(logits).softmax(1)
         back = torch.empty_like(shares)
         back[order] = shares
         return back
+
+
+def check_kind(first: PersonalModel, other: PersonalModel) -> None:
+    """Refuse a model that cannot share passes with the first."""
+    if other.model is not first.model or other.class_names != first.class_names:
+        raise InputError(
+            "only models of one kind, with the same classes and on the same backbone, can "
+            "be served together"
+        )
 
 
 def load_together(
@@ -73,10 +85,16 @@ def load_together(
     for index in range(len(found.places)):
         models.append(found.load(index))
         report("loading models", index + 1, len(found.places))
-    if (found.path / "adapters" / "fedavg").is_dir():
-        same = ClientModels.open(found.path, "fedavg").places[0].folder
-        return models, PersonalModel.load(same, models[0].model), "FedAvg's global model"
-    return models, mean_model(models), "the mean of all clients' models"
+    if (fedavgs := find_fedavg(found)) is not None:
+        return models, PersonalModel.load(fedavgs, models[0].model), FEDAVGS
+    return models, mean_model(models), MEAN
+
+
+def find_fedavg(found: ClientModels) -> Path | None:
+    """The folder of FedAvg's global model, where the run has one."""
+    if not (found.path / "adapters" / "fedavg").is_dir():
+        return None
+    return ClientModels.open(found.path, "fedavg").places[0].folder
 
 
 def mean_model(models: Sequence[PersonalModel]) -> PersonalModel:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pfedseq.data.dataset import ExampleSet
 from pfedseq.model.encoders.encoder import Encoder
 from pfedseq.workloads.personal import Asked, Example, PersonalModel, Raw
+from pfedseq.workloads.uploads import Upload
 
 
 class Found(NamedTuple):
@@ -71,7 +72,7 @@ class Kind(Protocol):
     ) -> Iterator[Example]:
         """Examples of a run's own data as the model takes them."""
 
-    def upload(self, content: bytes, content_type: str) -> Any:
+    def upload(self, content: bytes, content_type: str) -> Upload:
         """What a request's body holds; raises `Refused` for what is no example."""
 
     def check_exportable(self, personal: PersonalModel) -> None:

@@ -1,4 +1,14 @@
-"""Why something that was sent to the service is not taken."""
+"""What was sent to the service, and why it is not taken."""
+
+from typing import Any, NamedTuple
+
+
+class Upload(NamedTuple):
+    """An example that somebody sent, checked but not decoded."""
+
+    content: Any
+    pixels: int = 0
+    """How many an image has once it is decoded."""
 
 
 class Refused(Exception):

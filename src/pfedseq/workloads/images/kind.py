@@ -25,7 +25,7 @@ from pfedseq.workloads.images.reader import AskedBackbone, asked_backbone
 from pfedseq.workloads.images.uploads import check_image
 from pfedseq.workloads.kinds import ExportCard, Found
 from pfedseq.workloads.personal import Example, PersonalModel, Raw
-from pfedseq.workloads.uploads import Refused
+from pfedseq.workloads.uploads import Refused, Upload
 
 
 class ImageKind:
@@ -59,14 +59,13 @@ class ImageKind:
         assert isinstance(examples, ImageSet)
         return iter(examples.images[indices])
 
-    def upload(self, content: bytes, content_type: str) -> bytes:
+    def upload(self, content: bytes, content_type: str) -> Upload:
         """The file, held to a size and to known formats before it is decoded."""
         if content_type and not content_type.startswith(self.bodies):
             raise Refused(
                 415, f"send the image's bytes as the body, as image/…, not {content_type}"
             )
-        check_image(content)
-        return content
+        return Upload(content, check_image(content))
 
     def check_exportable(self, personal: PersonalModel) -> None:
         """Refuse a ViT with registers."""

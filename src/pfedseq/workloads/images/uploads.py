@@ -14,8 +14,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF
 MOST_PIXELS = 50_000_000
 
 
-def check_image(content: bytes) -> None:
-    """Refuse by the header what is no image of a known format, or too large to decode."""
+def check_image(content: bytes) -> int:
+    """The number of its pixels; refuses by the header what is no image, or is too large."""
     if not content:
         raise Refused(400, "the request has no image: send its bytes as the body")
     try:
@@ -23,12 +23,17 @@ def check_image(content: bytes) -> None:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 width, height = image.size
+    except Image.DecompressionBombError:  # several times Pillow's own limit, and ours
+        raise Refused(
+            413, f"the image has too many pixels: send one of at most {MOST_PIXELS:,}"
+        ) from None
     except Exception as problem:  # Pillow's openers raise many kinds
         raise Refused(415, f"the body is no image that is known here ({_kinds()})") from problem
     if width * height > MOST_PIXELS:
         raise Refused(
             413, f"the image has {width} × {height} pixels: send one of at most {MOST_PIXELS:,}"
         )
+    return width * height
 
 
 def _kinds() -> str:

@@ -22,7 +22,7 @@ from pfedseq.workloads.kinds import ExportCard, Found
 from pfedseq.workloads.personal import Example, PersonalModel, Raw
 from pfedseq.workloads.text import published
 from pfedseq.workloads.text.reader import AskedTextEncoder, asked_backbone
-from pfedseq.workloads.uploads import Refused
+from pfedseq.workloads.uploads import Refused, Upload
 
 MOST_SHOWN = 60
 """Characters of a text that stand for it in a table."""
@@ -81,7 +81,7 @@ class TextKind:
         assert isinstance(examples, TextSet)
         return (personal.read((f"text {i}", examples.texts[i])) for i in indices.tolist())
 
-    def upload(self, content: bytes, content_type: str) -> str:
+    def upload(self, content: bytes, content_type: str) -> Upload:
         """The text of a plain body, or of a JSON object."""
         if content_type and not content_type.startswith(self.bodies):
             raise Refused(
@@ -95,7 +95,7 @@ class TextKind:
             raise Refused(400, 'the body is no text in UTF-8, or no {"text": "…"}') from problem
         if not isinstance(text, str) or not text.strip():
             raise Refused(400, "the request has no text: send it as the body")
-        return text
+        return Upload(text)
 
     def check_exportable(self, personal: PersonalModel) -> None:
         """Refuse random weights, which have no vocabulary."""
