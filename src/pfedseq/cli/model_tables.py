@@ -48,7 +48,7 @@ def print_evaluations(found: Mapping[str, Evaluation]) -> None:
         table.add_row(escape(name), f"{one.num_examples:,}", *cells)
     units = " and ".join(sorted({f"{one.unit}s" for one in found.values()}))
     console.print(f"[italic]Measures on n {units}[/italic]", table, sep="\n")
-    if len(found) == 1:
+    if len(found) == 1 and next(iter(found.values())).class_names:
         _print_classes(next(iter(found.values())))
 
 

@@ -41,6 +41,8 @@ class Method:
     """One line for `pfedseq methods`."""
     training: str = "every local step takes them"
     """What the method does with the options of local training, for `pfedseq methods --verbose`."""
+    needs_head: bool = False
+    """Whether it is about classes and their head, which language models do not have."""
     needs_auxiliary: bool = False
     """Whether the server must be given `Setup.auxiliary`."""
     grid: Mapping[str, Sequence[float]] = field(default_factory=lambda: RATES)

@@ -74,4 +74,5 @@ METHOD = Method(
     config=FedRoDConfig,
     title="FedRoD",
     summary="a generic head trained with balanced softmax plus a personal head per client",
+    needs_head=True,
 )

@@ -90,6 +90,12 @@ def read_base(folder: Path) -> str:
     return str(_read_config(folder / CONFIG_FILE).get("base_model_name_or_path") or "")
 
 
+def read_task_type(folder: Path) -> str | None:
+    """What PEFT calls a folder's task; None where it names none."""
+    said = _read_config(folder / CONFIG_FILE).get("task_type")
+    return None if said is None else str(said)
+
+
 def read_peft_folder(folder: Path, places: Places = VIT) -> PeftFolder:
     """Read an adapter that this project or anyone else has saved, for an encoder with `places`.
 
