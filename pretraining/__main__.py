@@ -21,15 +21,16 @@ from pretraining.training import PIXEL_MEAN, PIXEL_STD, PretrainingSettings, pre
 
 def main() -> None:
     """Pretrain and save; of the ViT, say how well a linear probe does on the features."""
-    defaults = PretrainingSettings()
     parser = argparse.ArgumentParser(prog="python -m pretraining", description=__doc__)
     parser.add_argument("--model", choices=("vit", "llm"), default="vit", help="for which demo")
     parser.add_argument("--out", type=Path, help="folder to write; default: runs/demo_MODEL")
-    parser.add_argument("--steps", type=int, default=defaults.steps)
-    parser.add_argument("--seed", type=int, default=defaults.seed)
+    parser.add_argument("--steps", type=int, help="default: those of the published weights")
+    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    if arguments.steps < 1:
-        parser.error(f"--steps must be at least 1, not {arguments.steps}")
+    usual = (LanguageSettings if arguments.model == "llm" else PretrainingSettings)().steps
+    steps = usual if arguments.steps is None else arguments.steps
+    if steps < 1:
+        parser.error(f"--steps must be at least 1, not {steps}")
     out = arguments.out or Path(f"runs/demo_{arguments.model}")
     out.mkdir(parents=True, exist_ok=True)  # find out now whether it can be written
 
@@ -37,11 +38,11 @@ def main() -> None:
     torch.set_num_threads(1)
     start = time.monotonic()
     if arguments.model == "llm":
-        settings = LanguageSettings(seed=arguments.seed, steps=arguments.steps)
+        settings = LanguageSettings(seed=arguments.seed, steps=steps)
         save_language_model(pretrain_language(settings, lambda said: print(said, flush=True)), out)
     else:
         model = pretrain(
-            PretrainingSettings(seed=arguments.seed, steps=arguments.steps),
+            PretrainingSettings(seed=arguments.seed, steps=steps),
             report=lambda progress: print(progress, flush=True),
         )
         save(model, out)

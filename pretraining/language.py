@@ -35,7 +35,7 @@ class LanguageSettings:
     """All that decides the weights, together with torch's version and the machine."""
 
     seed: int = 0
-    steps: int = 4000
+    steps: int = 1500
     batch_size: int = 64
     learning_rate: float = 3e-3
     weight_decay: float = 0.05
