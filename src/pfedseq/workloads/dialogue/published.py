@@ -14,13 +14,17 @@ from pfedseq.workloads.personal import PersonalModel
 from pfedseq.workloads.whole_folder import write_whole
 
 _USE = """\
+from pathlib import Path
+
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+folder = Path({folder})
 backbone = {backbone}
 
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(backbone), {folder}).eval()
+model = AutoModelForCausalLM.from_pretrained(backbone, dtype=torch.float32)
+model = PeftModel.from_pretrained(model, folder).eval()
 tokenizer = AutoTokenizer.from_pretrained(backbone)
 {prompt}
 with torch.no_grad():
