@@ -129,7 +129,7 @@ def test_sources_without_dialogues_are_refused(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="not readable as UTF-8"):
         load(tmp_path)
-    with pytest.raises(ValueError, match="'dialogue' needs source: a folder with a .jsonl"):
+    with pytest.raises(ValueError, match="'dialogue' needs source: a folder"):
         DataConfig.model_validate({"name": "dialogue"})
 
 

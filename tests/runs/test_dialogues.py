@@ -134,7 +134,7 @@ def test_what_is_for_classes_is_refused(config):
     for sections, said in cases:
         with pytest.raises(InputError, match=said):
             World.build(config(**sections))
-    with pytest.raises(InputError, match="run.headline = 'perplexity' is not defined for images"):
+    with pytest.raises(InputError, match="= 'perplexity' is not defined for images"):
         World.build(make_config({"run": {"headline": "perplexity"}}))
 
 

@@ -143,13 +143,13 @@ def test_options_that_do_not_fit_are_refused(finished, tmp_path):
 def test_evaluate_gives_the_runs_own_numbers(finished, dialogues, command):
     scores = open_run(finished).summary.methods["local"].scores
     found = json.loads(command("evaluate", finished, "-m", "local", "--json"))
-    measured = json.loads(command("evaluate", finished, "-c", "bob", "--json"))["bob"]
+    of_bob = ("evaluate", finished, "-m", "local", "-c", "bob", "--json")
+    measured = json.loads(command(*of_bob))["bob"]
     assert set(measured) == {"num_dialogues", "perplexity", "token_accuracy", "loss"}
     expected = pytest.approx(scores.test["perplexity"], rel=1e-4)
     assert [found[name]["perplexity"] for name in STYLES] == expected
-    other = json.loads(
-        command("evaluate", finished, "-c", "bob", "--data", dialogues / "anna.jsonl", "--json")
-    )["bob"]
+    brought = command(*of_bob, "--data", dialogues / "anna.jsonl")
+    other = json.loads(brought)["bob"]
     assert other["num_dialogues"] == 20
     assert other["perplexity"] > measured["perplexity"]
     table = command("evaluate", finished, "-c", "bob")
