@@ -1,6 +1,6 @@
 """Images per second of a client's training and testing, beside plain PEFT, and the share of peak.
 
-    python benchmarks/client.py --quick               ViT-Ti at 112 pixels only, under a minute
+    python benchmarks/client.py --quick               ViT-Ti at 112 pixels and other families
     python benchmarks/client.py --json figures.json   all sizes, and attention the other way too
 
 A client here is what the engine runs: reading a batch from the image store's array, normalising it,
@@ -14,6 +14,8 @@ The share is of the machine's own matrix-product peak on as many threads, measur
 What counts as work, for all contenders alike, is the products that cannot be avoided: forward; and
 backward through activations, not into frozen weights; of the last block what the class token needs.
 Normalisations, softmax, GELU and the adapter itself count as nothing, so 1 is out of reach.
+
+CLIP, DINOv2, BERT and a Llama follow, by `families.py`: speed and memory beside plain PEFT.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from families import FAMILIES, measure_family, print_family
 from peft import inject_adapter_in_model
 from torch import nn
 
@@ -249,7 +252,9 @@ def print_case(case: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="ViT-Ti at 112 pixels only")
+    parser.add_argument(
+        "--quick", action="store_true", help="of the ViTs only ViT-Ti at 112 pixels"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument(
         "--threads", type=int, default=1, help="PyTorch's; the engine gives each client one"
@@ -275,6 +280,11 @@ def main() -> None:
             figures["share_of_peak"] = measured["contenders"]["pfedseq"]["train_share_of_peak"]
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    figures["families"] = []
+    print()
+    for name in FAMILIES:
+        figures["families"].append(measure_family(name, arguments.repeats))
+        print_family(figures["families"][-1])
     figures["slowest_ratio_vs_peft"] = min(
         case[f"{what}_ratio_vs_peft"] for case in figures["cases"] for what in ("train", "test")
     )

@@ -20,6 +20,7 @@ from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import RunSummary, evaluated, summarise_run
 from pfedseq.runs.scores import Scores
 from pfedseq.serving.client_models import ClientModels
+from pfedseq.workloads.dialogue.generation import Writer, Writing
 from pfedseq.workloads.personal import PREDICTION_BATCH, PersonalModel
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class ClientModel(nn.Module):
     @torch.no_grad()
     def predict_proba(self, examples: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
         """(n, C): how likely each class is."""
+        if not self.class_names:
+            raise InputError("a language model names no classes: `predict` gives its answers")
         parts = [
             self(self.prepare(examples[start : start + PREDICTION_BATCH])).double().softmax(1).cpu()
             for start in range(0, len(examples), PREDICTION_BATCH)
@@ -161,7 +164,10 @@ class ClientModel(nn.Module):
         return found
 
     def predict(self, examples: Sequence[Any]) -> list[str]:
-        """The likeliest class of each example, by name."""
+        """The likeliest class of each example, by name; of a language model, its answers."""
+        if not self.class_names:
+            writer = Writer(self.personal, Writing())
+            return [writer.write(self.personal.read(_raw(one))) for one in examples]
         return [self.class_names[c] for c in self.predict_proba(examples).argmax(1)]
 
 

@@ -9,10 +9,10 @@ from rich.markup import escape
 
 from pfedseq.measures import MEASURES
 from pfedseq.report.console import console, plain_table
+from pfedseq.serving.prediction import Answer, Prediction
 
 if TYPE_CHECKING:
     from pfedseq.serving.evaluation import Evaluation
-    from pfedseq.serving.prediction import Prediction
 
 NARROWEST_NAME = 12
 """Columns that a client's name has however many measures there are."""
@@ -20,9 +20,13 @@ MOST_CLASSES = 30
 """Rows of a table of classes; --json has all of them."""
 
 
-def print_predictions(predictions: Sequence[Prediction]) -> None:
-    """A line for each example: the likeliest classes with their shares."""
+def print_predictions(predictions: Sequence[Prediction | Answer]) -> None:
+    """A line for each example: the likeliest classes with their shares, or the answer."""
     for one in predictions:
+        if isinstance(one, Answer):
+            written = f"{escape(one.prompt)}: [bold]{escape(one.text)}[/bold]"
+            console.print(written, soft_wrap=True, highlight=False)
+            continue
         named = ", ".join(
             f"[bold]{escape(name)}[/bold] ({100 * share:.0f} %)"
             if place == 0
@@ -48,7 +52,7 @@ def print_evaluations(found: Mapping[str, Evaluation]) -> None:
         table.add_row(escape(name), f"{one.num_examples:,}", *cells)
     units = " and ".join(sorted({f"{one.unit}s" for one in found.values()}))
     console.print(f"[italic]Measures on n {units}[/italic]", table, sep="\n")
-    if len(found) == 1:
+    if len(found) == 1 and next(iter(found.values())).class_names:
         _print_classes(next(iter(found.values())))
 
 

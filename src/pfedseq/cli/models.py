@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pfedseq.cli.options import EXIT_BAD_INPUT, ConfigName, Plugins, load_plugins
 from pfedseq.errors import InputError
+
+if TYPE_CHECKING:
+    from pfedseq.workloads.dialogue.generation import Writing
+    from pfedseq.workloads.personal import PersonalModel
 
 Models = Annotated[
     Path,
@@ -37,11 +42,26 @@ def predict(
     ],
     client: Client = None,
     method: MethodName = None,
-    top: Annotated[int, typer.Option(min=1, help="Number of classes to show per example.")] = 1,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Number of classes to show per example. Default: 1.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a language model: longest answer, in tokens. Default: 64."),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Of a language model: 0 (default) takes the likeliest token, 1 draws one."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of a language model: seed of what is drawn.")
+    ] = None,
     as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> None:
-    """Classify images or texts with a client's personal model.
+    """Classify images or texts, or answer prompts, with a client's personal model.
 
     Examples:
 
@@ -52,11 +72,13 @@ def predict(
     - `pfedseq predict exported/mill photo.jpg`
 
     - `pfedseq predict runs/notes --client anna "More salt in the soup." letters/*.txt`
+
+    - `pfedseq predict runs/llm-demo --client baden "alcohol 13.2" --temperature 0.7 --seed 1`
     """
     from pfedseq.cli.model_tables import print_predictions
     from pfedseq.report.progress import StepDisplay
     from pfedseq.serving.client_models import ClientModels
-    from pfedseq.serving.prediction import Prediction, predict_found
+    from pfedseq.serving.prediction import Answer, Prediction, answer_found, predict_found
     from pfedseq.workloads import find_kind
 
     load_plugins(plugin)
@@ -64,6 +86,7 @@ def predict(
     index = models.find(client)
     model = models.load(index)
     unit = model.reader.unit
+    how = _writing(model, top, max_new_tokens, temperature, seed)
     named, found, problems = [], [], []
     for example in examples:  # one that is missing keeps nobody from the others
         try:
@@ -71,11 +94,16 @@ def predict(
         except InputError as missing:
             problems.append(missing)
     with StepDisplay() as display:
-        for outcome in predict_found(model, named, top, display.report):
-            if isinstance(outcome, Prediction):
-                found.append(outcome)
-            else:
+        outcomes: Iterable[Prediction | Answer | InputError]
+        if how is None:
+            outcomes = predict_found(model, named, top or 1, display.report)
+        else:
+            outcomes = answer_found(model, named, how, display.report)
+        for outcome in outcomes:
+            if isinstance(outcome, InputError):
                 problems.append(outcome)
+            else:
+                found.append(outcome)
     if as_json:
         whose = {"client": models.names[index], "method": models.method}
         print(
@@ -89,11 +117,40 @@ def predict(
         raise typer.Exit(EXIT_BAD_INPUT)
 
 
+def _writing(
+    model: PersonalModel,
+    top: int | None,
+    max_new_tokens: int | None,
+    temperature: float | None,
+    seed: int | None,
+) -> Writing | None:
+    """How a language model is to write; None of a model that names classes."""
+    from pfedseq.workloads import find_kind
+    from pfedseq.workloads.dialogue.generation import Writing
+
+    how = {"--max-new-tokens": max_new_tokens, "--temperature": temperature, "--seed": seed}
+    if find_kind(model.reader.unit).generates:
+        if top is not None:
+            raise InputError("--top is for classes, and a language model names none: leave it out")
+        usual = Writing()
+        return Writing(
+            usual.max_new_tokens if max_new_tokens is None else max_new_tokens,
+            usual.temperature if temperature is None else temperature,
+            usual.seed if seed is None else seed,
+        )
+    for option, value in how.items():
+        if value is not None:
+            raise InputError(f"{option} is for language models, and this one names classes")
+    return None
+
+
 def evaluate(
     run: Models,
     data: Annotated[
         Path | None,
-        typer.Option(help="Images in a folder for each class; or texts, also as a CSV file."),
+        typer.Option(
+            help="Images in a folder for each class; texts, also as a CSV file; or dialogues."
+        ),
     ] = None,
     client: Annotated[
         list[str] | None,

@@ -17,7 +17,7 @@ from pfedseq.config.sections import (
 )
 from pfedseq.config.validation import validated
 from pfedseq.data.auxiliary import AuxiliaryConfig
-from pfedseq.data.config import DataConfig
+from pfedseq.data.config import DataConfig, unit_of
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.engines.privacy import PrivacyConfig
 from pfedseq.errors import InputError
@@ -47,6 +47,18 @@ class Config(BaseConfig):
     federation: FederationConfig = FederationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     flower: FlowerConfig = FlowerConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _headline_of_the_data(cls, given: Any) -> Any:
+        """Language models have no accuracy: their headline is the perplexity."""
+        if not isinstance(given, dict) or not isinstance(given.get("run", {}), dict):
+            return given
+        data = given.get("data", {})
+        name = data.get("name") if isinstance(data, dict) else getattr(data, "name", None)
+        if unit_of(name) != "dialogue":
+            return given
+        return {**given, "run": {"headline": "perplexity", **given.get("run", {})}}
 
     @model_validator(mode="after")
     def _noise_is_not_rounded(self) -> Self:

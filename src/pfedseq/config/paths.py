@@ -15,7 +15,7 @@ PATH_KEYS = (
 )
 _MAY_BE_AN_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 """`owner/name` of the hub, `demo`, `random:vit-tiny`."""
-_NEVER_A_PATH = re.compile(r"demo|random:.*")
+_NEVER_A_PATH = re.compile(r"demo|demo-llm|random:.*")
 
 
 def write_out_paths(values: dict[str, Any], folders: Sequence[Path]) -> None:

@@ -29,7 +29,8 @@ class RunConfig(BaseConfig):
     checkpoint_every: int = Field(1, ge=1, description="rounds between two checkpoints")
     headline: str = Field(
         "accuracy",
-        description="the measure that tables, tuning, the best round and the harm alarm go by: "
+        description="the measure that tables, tuning, the best round and the harm alarm go by "
+        "(default for dialogues: perplexity): "
         f"{', '.join(MEASURES)}",
     )
     measures: tuple[str, ...] = Field(

@@ -77,7 +77,8 @@ class DataConfig(BaseConfig):
     max_tokens: int = Field(
         128,
         ge=2,
-        description="for `text`: number of tokens read per text; longer texts are truncated",
+        description="for `text` and `dialogue`: number of tokens read per text; longer texts are "
+        "truncated, of dialogues first what comes before the answer",
     )
     owner_column: str | None = Field(
         None,
@@ -182,7 +183,7 @@ class DataConfig(BaseConfig):
 
     @property
     def unit(self) -> str:
-        """The word for one example: `image` or `text`."""
+        """The word for one example: `image`, `text` or `dialogue`."""
         return _data_sets()[self.name].unit
 
     @property
@@ -244,6 +245,7 @@ class DataConfig(BaseConfig):
             "hub": "a hub id or parquet folder",
             "table": "a CSV or parquet file (file_name,label,site)",
             "text": "a CSV file (client,label,text) or a folder of .txt files",
+            "dialogue": "a folder with a .jsonl or .txt file per client, or one .jsonl file",
         }
         if self.name in needed and not self.source:
             raise ValueError(f"the data set {self.name!r} needs source: {needed[self.name]}")
@@ -258,6 +260,12 @@ class DataConfig(BaseConfig):
         if self.window is not None and not self.window[0] < self.window[1]:
             raise ValueError(f"window = {list(self.window)} must be [low, high] with low < high")
         return self
+
+
+def unit_of(name: object) -> str | None:
+    """The word for one example of a data set; None where there is no such data set."""
+    known = _data_sets().get(str(name))
+    return known.unit if known else None
 
 
 def _data_sets() -> "Registry[DataSet]":

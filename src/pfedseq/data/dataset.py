@@ -1,7 +1,7 @@
 """Data sets in memory: examples, labels, and their division among clients."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,50 @@ class TextSet:
     """(n, 2) checksum of a text, and of the text without case and spaces."""
 
 
-ExampleSet = ImageSet | TextSet
+class Turn(NamedTuple):
+    """What one side of a dialogue says."""
+
+    role: str
+    """`system`, `user` or `assistant`."""
+    content: str
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """What is asked, and the answer that a language model learns."""
+
+    turns: tuple[Turn, ...]
+    """All that comes before the answer; nothing where a plain text is learnt as a whole."""
+    answer: str
+
+
+@dataclass(frozen=True)
+class DialogueSet:
+    """Dialogues without labels; fields shared with `ImageSet` have the same meaning."""
+
+    unit: ClassVar[str] = "dialogue"
+    class_names: ClassVar[tuple[str, ...]] = ()
+    """There are no classes."""
+    name: str
+    dialogues: tuple[Dialogue, ...]
+    owners: NDArray[np.int64] | None
+    owner_names: tuple[str, ...]
+    is_test: NDArray[np.bool_] | None
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+    groups: NDArray[np.int64] | None = None
+    """(n,) the conversation of each answer, kept on one side of a split."""
+    is_validation: NDArray[np.bool_] | None = None
+    hashes: NDArray[np.uint64] | None = None
+    """(n, 2) checksum of a dialogue, and of the dialogue without case and spaces."""
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """(n,) zeros: all dialogues are of one kind to whoever divides them."""
+        return np.zeros(len(self.dialogues), dtype=np.int64)
+
+
+ExampleSet = ImageSet | TextSet | DialogueSet
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 from pfedseq.data import arrays, digits, partition, splitting
 from pfedseq.data.config import DataConfig
 from pfedseq.data.dataset import ClientData, ExampleSet, FederatedData, ImageSet, all_images
+from pfedseq.data.dialogue import load_dialogues
 from pfedseq.data.duplicates import copies, same_numbers
 from pfedseq.data.image_store import Report, silent
+from pfedseq.data.lab_notes import lab_notes
 from pfedseq.data.preparing import prepared_images
 from pfedseq.data.splitting import join_units
 from pfedseq.data.text import load_texts
@@ -35,6 +37,10 @@ def load_data(
         )
     if config.name == "text":
         return divide(load_texts(config), config, seed)
+    if config.name == "dialogue":
+        return divide(load_dialogues(config), config, seed)
+    if config.name == "lab_notes":
+        return divide(lab_notes(), config, seed)
     images = load_images(config, report)
     if not config.scanners:
         return divide(images, config, seed)
@@ -110,7 +116,11 @@ def leave_out_unsplit(
 def remarks(data: FederatedData) -> tuple[str, ...]:
     """Remarks about unusual properties of a division."""
     labels = data.examples.labels
-    lonely = [c.name for c in data.clients if len(np.unique(labels[all_images(c)])) == 1]
+    lonely = [
+        c.name
+        for c in data.clients
+        if data.examples.class_names and len(np.unique(labels[all_images(c)])) == 1
+    ]
     missing = [
         name
         for number, name in enumerate(data.examples.class_names)
@@ -209,7 +219,9 @@ def _split(
 ) -> ClientData:
     keep = config.keep_test_split
     if keep is None:  # splits named by the user are used; the hub's are the publisher's
-        named = config.name in ("folder", "table", "text") and examples.is_test is not None
+        named = (
+            config.name in ("folder", "table", "text", "dialogue") and examples.is_test is not None
+        )
         keep = named and bool(examples.is_test is not None and examples.is_test.any())
     if keep and examples.is_test is None:
         raise InputError(

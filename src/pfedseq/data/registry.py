@@ -149,6 +149,22 @@ _BUILT_IN = (
         defaults={"partition": "owners"},
         unit="text",
     ),
+    DataSet(
+        "dialogue",
+        "your own prompts and answers for a language model: a JSONL or text file per client",
+        "folder with a .jsonl or .txt file, or a sub-folder, per client; or one .jsonl file",
+        None,
+        defaults={"partition": "owners", "max_tokens": 256},
+        unit="dialogue",
+    ),
+    DataSet(
+        "lab_notes",
+        "measurements of scikit-learn's wines; each of eight clients notes them its own way",
+        "comes with scikit-learn",
+        None,
+        defaults={"partition": "owners", "max_tokens": 96},
+        unit="dialogue",
+    ),
 )
 DATA_SETS = Registry("data set", "pfedseq.datasets", DataSet, _BUILT_IN)
 """Every data set by name; plug-ins come last."""

@@ -19,7 +19,7 @@ import torch
 
 from pfedseq.config import Config, dump_config, make_config
 from pfedseq.data.config import DataConfig
-from pfedseq.data.dataset import ExampleSet
+from pfedseq.data.dataset import DialogueSet, ExampleSet
 from pfedseq.data.loading import load_data
 from pfedseq.deployment.messages import Request
 from pfedseq.deployment.site_config import SiteConfig
@@ -104,7 +104,7 @@ def own_noise(config: PrivacyConfig, folder: SiteFolder, request: Request) -> Pr
 
 def with_classes(examples: ExampleSet, classes: tuple[str, ...], site: str) -> ExampleSet:
     """The same examples labelled in the federation's order of classes."""
-    if examples.class_names == classes:
+    if isinstance(examples, DialogueSet) or examples.class_names == classes:
         return examples
     missing = sorted(set(examples.class_names) - set(classes))
     if missing:

@@ -43,6 +43,8 @@ class Method:
     """What the method does with the options of local training, for `pfedseq methods --verbose`."""
     adapters: tuple[str, ...] = ("lora", "dora", "ia3")
     """Kinds of adapter that it works with; the first is recommended in place of any other."""
+    needs_head: bool = False
+    """Whether it is about classes and their head, which language models do not have."""
     needs_auxiliary: bool = False
     """Whether the server must be given `Setup.auxiliary`."""
     grid: Mapping[str, Sequence[float]] = field(default_factory=lambda: RATES)

@@ -68,4 +68,5 @@ METHOD = Method(
     title="FedRep",
     summary="shared adapter, private heads",
     training="apply to both phases, each for the part it trains",
+    needs_head=True,
 )

@@ -76,4 +76,5 @@ METHOD = Method(
     summary="a generic head trained with balanced softmax plus a personal head per client",
     training="apply to both phases, each with its own optimiser; optimizer_state = 'average' "
     "averages the generic model's moments",
+    needs_head=True,
 )

@@ -170,4 +170,5 @@ METHOD = Method(
     title="PeFLL",
     summary="a hypernetwork generates each client's adapter from an embedding of its data",
     grid={"hypernet_lr": (0.0001, 0.0005, 0.001, 0.005, 0.01)},
+    needs_head=True,
 )

@@ -109,4 +109,5 @@ METHOD = Method(
         "distillation_lr": (0.001, 0.005, 0.01, 0.05),
     },
     needs_auxiliary=True,
+    needs_head=True,
 )

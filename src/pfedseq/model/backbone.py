@@ -109,6 +109,11 @@ class Backbone:
         """Where adapters go."""
         return self.family.places
 
+    @property
+    def tunes_head(self) -> bool:
+        """Whether clients tune a head: they do."""
+        return True
+
     def readout(self, tower: nn.Module, num_classes: int) -> TunedHead:
         """A head of the client's own."""
         return TunedHead(num_classes, self.feature_dim)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from peft import PeftConfig
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -61,6 +62,8 @@ def write_peft_folder(folder: Path, model: AdaptedModel, phi: Params, base: str)
     config.base_model_name_or_path = base
     config.modules_to_save = [_HEAD] if model.encoder.has_classifier else None
     config.task_type = model.readout.task_type
+    if config.task_type == "CAUSAL_LM" and model.adapter_config.kind != "ia3":
+        _name_as_others_do(config, model)
     config.inference_mode = True
     described = {
         key: sorted(value) if isinstance(value, set) else value
@@ -69,6 +72,15 @@ def write_peft_folder(folder: Path, model: AdaptedModel, phi: Params, base: str)
     write_atomically(folder / WEIGHTS_FILE, save(plain, metadata={"format": "pt"}))
     text = json.dumps(described, indent=2, default=str, sort_keys=True)
     write_atomically(folder / CONFIG_FILE, text + "\n")
+
+
+def _name_as_others_do(config: PeftConfig, model: AdaptedModel) -> None:
+    """LoRA's targets by their last names, as programs that serve language models expect them."""
+    places, chosen = model.encoder.places, model.adapter_config
+    config.target_modules = {places.modules[t].split(".")[-1] for t in chosen.targets}
+    if chosen.layers != "all":
+        config.layers_to_transform = list(model.layout.layers)
+        config.layers_pattern = places.layers
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,12 @@ class PeftFolder:
 def read_base(folder: Path) -> str:
     """What a folder calls its backbone; '' where it does not."""
     return str(_read_config(folder / CONFIG_FILE).get("base_model_name_or_path") or "")
+
+
+def read_task_type(folder: Path) -> str | None:
+    """What PEFT calls a folder's task; None where it names none."""
+    said = _read_config(folder / CONFIG_FILE).get("task_type")
+    return None if said is None else str(said)
 
 
 def read_peft_folder(folder: Path, places: Places = VIT) -> PeftFolder:

@@ -9,12 +9,18 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from pfedseq.measures import Score, score
+from pfedseq.measures import Score, TokenPredictions, score, score_tokens
 from pfedseq.seeding import torch_generator
 
+PADDING, READ, PREDICTED = 0, 1, 2
+"""Roles of a dialogue's tokens: none at all, only read, or read with its successor predicted."""
 EVALUATION_BATCH = 128
 HEAD_STD = 0.02
 """Standard deviation of the initial head weights, as ViT's own classification head."""
+EVALUATION_DIALOGUES = 16
+"""Dialogues in a pass of an evaluation: each has many tokens."""
+TOKENS_AT_ONCE = 1024
+"""Tokens whose logits over the whole vocabulary are in memory at once."""
 
 
 class Readout(Protocol):
@@ -93,3 +99,44 @@ class TunedHead:
     ) -> Score:
         """The measures of all predictions; with `full` also their counts."""
         return score(self.logits(head, features), labels, measures, counts=full)
+
+
+@dataclass(frozen=True)
+class FrozenHead:
+    """A language model's own output layer: it stays frozen, so ω is empty.
+
+    A feature belongs to a token of a dialogue, and its label is the token that follows.
+    """
+
+    weight: Tensor
+    """(V, F), one row for each token of the vocabulary."""
+    task_type: str | None = "CAUSAL_LM"
+    pass_size: int = EVALUATION_DIALOGUES
+
+    def initial(self, seed: int) -> Tensor:
+        """An empty ω (0,)."""
+        return torch.zeros(0)
+
+    def count(self, inputs: Tensor) -> int:
+        """Tokens whose successor is predicted, among inputs (B, T, …) of a `DialoguePart`."""
+        return int((inputs[..., -1] == PREDICTED).sum())
+
+    def logits(self, head: Tensor, features: Tensor) -> Tensor:
+        """(n, V) of features (n, F); ω has no part in them."""
+        return nn.functional.linear(features, self.weight)
+
+    def stacked_logits(self, heads: Tensor, features: Tensor) -> Tensor:
+        """The same layer for all clients."""
+        return nn.functional.linear(features, self.weight)
+
+    def named(self, head: Tensor) -> Mapping[str, Tensor]:
+        """Nothing: there is no layer of the client's own."""
+        return {}
+
+    def score(
+        self, head: Tensor, features: Tensor, labels: Tensor, measures: Sequence[str], full: bool
+    ) -> Score:
+        """The measures over all tokens; of tokens no counts are sent."""
+        parts = zip(features.split(TOKENS_AT_ONCE), labels.split(TOKENS_AT_ONCE), strict=True)
+        predictions = TokenPredictions.of((self.logits(head, own), said) for own, said in parts)
+        return score_tokens(predictions, measures)

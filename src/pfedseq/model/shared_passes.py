@@ -54,7 +54,10 @@ def _way_to_answer(question: Asked) -> Together | None:
     if task.model.stacked is None:
         return None
     if kind == "grad":
-        return head_gradients if arguments[-1] == "head" else gradients
+        phi, _, part = arguments
+        if part == "head":
+            return head_gradients if phi.head.numel() else None
+        return gradients
     ways: dict[str, Together] = {"loss": losses, "score": scores}
     return ways[kind]
 

@@ -41,7 +41,7 @@ class Examples(Protocol):
         """The same for training: each example changed as (stream, index) says, if at all."""
 
     def labels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
-        """(B,) class indices."""
+        """(B,) class indices; of dialogues the tokens to be predicted, one after the other."""
 
     def sketches(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
         """(B, …): the examples made small, for PeFLL's description of a client."""
@@ -124,6 +124,8 @@ class ExampleTask:
 
     def grad(self, phi: Params, batch: Batch, part: Part = "both") -> Params:
         """∇_φ of the client's loss over the batch, shaped as φ: (K, D) and (H,)."""
+        if part == "head" and not phi.head.numel():
+            return Params(torch.zeros_like(phi.adapter), torch.zeros_like(phi.head))
         adapter = phi.adapter.detach().requires_grad_(part != "head")
         head = phi.head.detach().requires_grad_(part != "adapter")
         if part == "head":

@@ -90,6 +90,11 @@ class TextEncoder:
         """How much of a text it reads."""
         return self.family.positions(self.config)
 
+    @property
+    def tunes_head(self) -> bool:
+        """Whether clients tune a head: they do."""
+        return True
+
     def readout(self, tower: nn.Module, num_classes: int) -> TunedHead:
         """A head of the client's own."""
         return TunedHead(num_classes, self.feature_dim)

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from pfedseq.model.encoders import FAMILIES
 from pfedseq.model.geometry import ARCHITECTURES, RANDOM_PREFIX, SUFFIXES
+from pfedseq.model.language_model import DEMO
 from pfedseq.report.console import console
 
 SOURCES = (
@@ -19,6 +20,7 @@ SOURCES = (
         "a ViT with random weights, for tests and timings",
     ),
     (f"{RANDOM_PREFIX}bert-tiny", "a BERT with random weights, for texts"),
+    (DEMO, "the small Llama inside this package, for dialogues"),
 )
 
 

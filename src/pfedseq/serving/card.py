@@ -48,13 +48,15 @@ def model_card(personal: PersonalModel, base: str, facts: Mapping[str, str], fol
         else f"The backbone is the folder `{base}`, as seen from this one: keep them together."
     )
     named = some([repr(name) for name in personal.class_names], MOST_NAMES)
+    classes = f"{count(len(personal.class_names), 'class')}: {named}."
+    tuned = "An adapter and a head" if personal.class_names else "An adapter"
     parts = [
         "\n".join(front),
         f"# The personal model of {_cell(client)}",
-        f"An adapter and a head for {card.what}, tuned by personalised federated learning: this "
+        f"{tuned} for {card.what}, tuned by personalised federated learning: this "
         "model is one client's own.",
         "\n".join(["| | |", "|---|---|", *(f"| {k} | {_cell(v)} |" for k, v in facts.items())]),
-        f"{count(len(personal.class_names), 'class')}: {named}.",
+        *([classes] if personal.class_names else []),
         "## Use",
         f"{where} Transformers and PEFT are all that is needed:",
         f"```python\n{imports}{card.code}\n```",

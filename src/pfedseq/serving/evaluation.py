@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pfedseq.config import read_config
@@ -16,11 +15,10 @@ from pfedseq.data.image_store import Report, silent
 from pfedseq.data.loading import load_data
 from pfedseq.data.record import data_record, difference
 from pfedseq.errors import InputError
-from pfedseq.measures import MEASURES, score
 from pfedseq.runs.folder import RunFolder
 from pfedseq.workloads import find_kind
 from pfedseq.workloads.kinds import Labelled
-from pfedseq.workloads.personal import PREDICTION_BATCH, Example, PersonalModel
+from pfedseq.workloads.personal import Example, PersonalModel
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,10 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """One object; the confusion has only the classes that occur."""
         counted = f"num_{self.unit}s"
-        seen = [c for c in range(len(self.class_names)) if self.confusion[c].any()]
-        return {
-            counted: self.num_examples,
-            **self.measures,
-            "classes": {
+        found: dict[str, Any] = {counted: self.num_examples, **self.measures}
+        if self.class_names:
+            seen = [c for c in range(len(self.class_names)) if self.confusion[c].any()]
+            found["classes"] = {
                 self.class_names[c]: {
                     counted: int(self.confusion[c].sum()),
                     "recall": float(self.confusion[c, c] / self.confusion[c].sum()),
@@ -53,8 +50,8 @@ class Evaluation:
                     },
                 }
                 for c in seen
-            },
-        }
+            }
+        return found
 
 
 def evaluate_on(model: PersonalModel, labelled: Labelled, report: Report = silent) -> Evaluation:
@@ -87,22 +84,15 @@ class OwnTestData:
         return _evaluate(model, prepared, examples.labels[indices], report)
 
 
-@torch.no_grad()
 def _evaluate(
     model: PersonalModel,
     examples: Iterator[Example],
     labels: NDArray[np.int64],
     report: Report,
 ) -> Evaluation:
-    total = len(labels)
+    total, unit = len(labels), model.reader.unit
     if not total:
-        raise InputError(f"there are no {model.reader.unit}s to evaluate on")
-    logits = []
-    for start in range(0, total, PREDICTION_BATCH):
-        wanted = labels[start : start + PREDICTION_BATCH]
-        logits.append(model.logits(model.inputs([next(examples) for _ in wanted])).cpu())
-        report("evaluating", start + len(wanted), total)
-    found = score(torch.cat(logits), torch.from_numpy(labels), tuple(MEASURES), counts=True)
-    assert found.counts is not None  # asked for
-    matrix, unit = found.counts.matrix(), model.reader.unit
-    return Evaluation(total, found.values, matrix, model.class_names, unit)
+        raise InputError(f"there are no {unit}s to evaluate on")
+    found = find_kind(unit).score(model, examples, labels, report)
+    confusion = np.zeros((0, 0), np.int64) if found.counts is None else found.counts.matrix()
+    return Evaluation(total, found.values, confusion, model.class_names, unit)

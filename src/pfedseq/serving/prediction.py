@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pfedseq.data.image_store import Report, silent
 from pfedseq.errors import InputError
+from pfedseq.workloads.dialogue.generation import Writer, Writing
 from pfedseq.workloads.kinds import Found
 from pfedseq.workloads.personal import PREDICTION_BATCH, Example, PersonalModel
 
@@ -71,6 +72,32 @@ def predict_found(
             else:
                 yield most_likely(outcome, next(shares), model.class_names, top)
         report("predicting", start + len(some), len(found))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a language model writes in answer to a prompt."""
+
+    prompt: str
+    text: str
+
+    def to_json(self, unit: str = "dialogue") -> dict[str, Any]:
+        """One object."""
+        return {"prompt": self.prompt, "answer": self.text}
+
+
+def answer_found(
+    model: PersonalModel, found: Sequence[Found], how: Writing, report: Report = silent
+) -> Iterator[Answer | InputError]:
+    """An answer to each prompt, or why there is none, in order."""
+    writer = Writer(model, how)
+    for done, (name, content) in enumerate(found, 1):
+        try:
+            raw = _read(content) if isinstance(content, Path) else content
+            yield Answer(name, writer.write(model.read((name, raw))))
+        except InputError as problem:
+            yield problem
+        report("writing", done, len(found))
 
 
 def _read(file: Path) -> bytes:

@@ -14,6 +14,7 @@ from pfedseq.data.image_store import Report, silent
 from pfedseq.errors import InputError
 from pfedseq.params import Params, weighted_mean
 from pfedseq.serving.client_models import ClientModels
+from pfedseq.workloads import find_kind
 from pfedseq.workloads.personal import Example, PersonalModel
 
 FEDAVGS, MEAN = "FedAvg's global model", "the mean of all clients' models"
@@ -84,6 +85,11 @@ def load_together(
     models = []
     for index in range(len(found.places)):
         models.append(found.load(index))
+        if find_kind(models[0].reader.unit).generates:
+            raise InputError(
+                "a language model is not served here: `pfedseq export` it, and serve the folders "
+                "with a program such as vLLM or LoRAX"
+            )
         report("loading models", index + 1, len(found.places))
     if (fedavgs := find_fedavg(found)) is not None:
         return models, PersonalModel.load(fedavgs, models[0].model), FEDAVGS

@@ -8,13 +8,15 @@ from typing import Any
 
 from pfedseq.data.config import DataConfig
 from pfedseq.errors import InputError
+from pfedseq.model.peft_folder import read_task_type
+from pfedseq.workloads.dialogue.workload import DialogueWorkload
 from pfedseq.workloads.images.workload import ImageWorkload
 from pfedseq.workloads.kinds import Kind
 from pfedseq.workloads.personal import Asked
 from pfedseq.workloads.text.workload import TextWorkload
 from pfedseq.workloads.workload import Workload
 
-WORKLOADS: tuple[type[Workload], ...] = (ImageWorkload, TextWorkload)
+WORKLOADS: tuple[type[Workload], ...] = (ImageWorkload, TextWorkload, DialogueWorkload)
 
 
 def find_workload(data: DataConfig) -> type[Workload]:
@@ -42,4 +44,7 @@ def asked_backbone(folder: Path, base: str, about: Mapping[str, Any], or_else: s
     beside = folder / name
     if beside.is_dir():  # an export's own copy of the backbone, by a relative path
         name = str(beside.resolve())
-    return find_kind(about.get("unit", "image")).asked(folder, name, about)
+    unit = about.get("unit")
+    if unit is None:  # others' folders: PEFT names the task of a language model
+        unit = "dialogue" if read_task_type(folder) == "CAUSAL_LM" else "image"
+    return find_kind(unit).asked(folder, name, about)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from transformers import PreTrainedModel
 
 from pfedseq.model.adapters import merged_weights
@@ -17,16 +18,19 @@ HEAD_FILE = "head.safetensors"
 
 @torch.no_grad()
 def merged_encoder(personal: PersonalModel, whole: PreTrainedModel) -> PreTrainedModel:
-    """The `whole` encoder under a personal model with the adapter in its weights."""
+    """The `whole` encoder under a personal model with the adapter in its weights.
+
+    All other weights are the very tensors of `whole`.
+    """
     model, encoder = personal.model, personal.model.encoder
-    state = whole.state_dict()
     named = {
         encoder.published_name(name): tensor.cpu()
         for name, tensor in model.layout.unflatten(personal.phi.adapter).items()
     }
     merged: PreTrainedModel = same_weights(whole)
-    weights = merged_weights(model.adapter_config, named, state)
-    merged.load_state_dict({n: t.clone() for n, t in (state | weights).items()}, assign=True)
+    for name, weight in merged_weights(model.adapter_config, named, whole.state_dict()).items():
+        layer, _, kind = name.rpartition(".")
+        setattr(merged.get_submodule(layer), kind, nn.Parameter(weight, requires_grad=False))
     return merged
 
 

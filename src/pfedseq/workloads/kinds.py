@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedseq.data.dataset import ExampleSet
+from pfedseq.data.image_store import Report
+from pfedseq.measures import Score
 from pfedseq.model.encoders.encoder import Encoder
 from pfedseq.workloads.personal import Asked, Example, PersonalModel, Raw
 from pfedseq.workloads.uploads import Upload
@@ -55,6 +57,8 @@ class Kind(Protocol):
 
     unit: str
     """What one example is called."""
+    generates: bool
+    """Whether a model of this kind writes texts; otherwise it names classes."""
     body: Mapping[str, Any]
     """The request's body, as OpenAPI describes it."""
 
@@ -71,6 +75,15 @@ class Kind(Protocol):
         self, examples: ExampleSet, indices: NDArray[np.int64], personal: PersonalModel
     ) -> Iterator[Example]:
         """Examples of a run's own data as the model takes them."""
+
+    def score(
+        self,
+        personal: PersonalModel,
+        examples: Iterator[Example],
+        labels: NDArray[np.int64],
+        report: Report,
+    ) -> Score:
+        """All measures of a model on as many examples as there are labels."""
 
     def upload(self, content: bytes, content_type: str) -> Upload:
         """What a request's body holds; raises `Refused` for what is no example."""

@@ -22,7 +22,13 @@ from pfedseq.files import read_object, write_atomically
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.encoders.encoder import Encoder
-from pfedseq.model.peft_folder import params_of, read_base, read_peft_folder, write_peft_folder
+from pfedseq.model.peft_folder import (
+    PeftFolder,
+    params_of,
+    read_base,
+    read_peft_folder,
+    write_peft_folder,
+)
 from pfedseq.params import Params
 
 ABOUT_FILE = "personal_model.json"
@@ -39,7 +45,7 @@ class Reader(Protocol):
     """How a raw example becomes what the backbone takes: the same in training and in use."""
 
     unit: ClassVar[str]
-    """What one example is called: `image`, `text`."""
+    """What one example is called: `image`, `text`, `dialogue`."""
 
     def read(self, raw: Raw) -> Example:
         """One example; refuses what is none."""
@@ -125,16 +131,9 @@ class PersonalModel:
         else:
             encoder, shared = asked.load(), None
         read = read_peft_folder(folder, encoder.places)
-        if read.head is None:
-            raise InputError(f"{folder} has no head: an adapter alone predicts no class")
-        weight, bias = read.head
-        class_names = tuple(map(str, about.pop("class_names", range(len(weight)))))
-        if not len(weight) == len(bias) == len(class_names):
-            raise InputError(
-                f"{folder} has {len(class_names)} class names for a head of {len(weight)} classes"
-            )
-        if shared is None or not _same(shared, read.adapter, len(weight)):
-            shared = AdaptedModel(encoder, read.adapter, len(weight), seed=0)
+        class_names = _class_names(folder, read, about.pop("class_names", None), encoder)
+        if shared is None or not _same(shared, read.adapter, len(class_names)):
+            shared = AdaptedModel(encoder, read.adapter, len(class_names), seed=0)
         phi, reader = params_of(read, shared, folder), asked.reader(shared.encoder)
         own = {"format", "backbone", *reader.about()}
         about = {key: value for key, value in about.items() if key not in own}
@@ -169,6 +168,23 @@ class PersonalModel:
 def read_about(folder: Path) -> dict[str, Any]:
     """What a folder says of itself beyond PEFT's files; nothing where others made it."""
     return read_object(folder / ABOUT_FILE) or {}
+
+
+def _class_names(
+    folder: Path, read: PeftFolder, named: Sequence[Any] | None, encoder: Encoder
+) -> tuple[str, ...]:
+    """As a folder names them, else numbers; refuses a head of another size, or none."""
+    if not encoder.tunes_head:
+        return ()
+    if read.head is None:
+        raise InputError(f"{folder} has no head: an adapter alone predicts no class")
+    weight, bias = read.head
+    class_names = tuple(map(str, range(len(weight)) if named is None else named))
+    if not len(weight) == len(bias) == len(class_names):
+        raise InputError(
+            f"{folder} has {len(class_names)} class names for a head of {len(weight)} classes"
+        )
+    return class_names
 
 
 def _same(model: AdaptedModel, adapter: AdapterConfig, num_classes: int) -> bool:

@@ -13,6 +13,8 @@ from pfedseq.config import Config
 from pfedseq.data.config import DataConfig
 from pfedseq.data.dataset import ClientData, ExampleSet, FederatedData
 from pfedseq.data.image_store import Report
+from pfedseq.errors import InputError
+from pfedseq.measures import MEASURES, Predictions
 from pfedseq.model.adapted import AdaptedModel
 from pfedseq.model.auxiliary import AuxiliaryExamples
 from pfedseq.model.encoders.encoder import Encoder
@@ -43,8 +45,22 @@ class Workload(ABC):
     own_data: ClassVar[str]
     """The name of `[data]` for a folder or file of somebody's own examples."""
 
+    predictions: ClassVar[type] = Predictions
+    """What its measures are measures of."""
+
     config: Config
     model: AdaptedModel
+
+    @classmethod
+    def check_headline(cls, config: Config) -> None:
+        """Refuse to go by a measure that is not defined for such examples."""
+        name, known = config.run.headline, MEASURES.get(config.run.headline)
+        if known is not None and not issubclass(cls.predictions, known.of):
+            others = [m.name for m in MEASURES.values() if issubclass(cls.predictions, m.of)]
+            raise InputError(
+                f"run.headline = {name!r} is not defined for {cls.kind.unit}s: choose among "
+                f"{', '.join(others)}"
+            )
 
     @classmethod
     def load(cls, config: Config, num_classes: int) -> Self:

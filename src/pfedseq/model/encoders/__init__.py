@@ -10,6 +10,7 @@ from pfedseq.errors import InputError
 from pfedseq.model.encoders import (
     beit,
     bert,
+    causal,
     clip,
     deit,
     dinov2,
@@ -45,6 +46,10 @@ FAMILIES: Registry[Family] = Registry(
         distilbert.FAMILY,
         modernbert.FAMILY,
         mpnet.FAMILY,
+        causal.LLAMA,
+        causal.MISTRAL,
+        causal.QWEN2,
+        causal.QWEN3,
     ],
 )
 

@@ -102,6 +102,10 @@ class Encoder(Protocol):
         """What is read off the features of a tower to the top."""
 
     @property
+    def tunes_head(self) -> bool:
+        """Whether clients tune a head; a language model keeps its own output layer."""
+
+    @property
     def has_classifier(self) -> bool:
         """Whether transformers has a class with a layer `classifier` on the features used here."""
 

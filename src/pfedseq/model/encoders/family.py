@@ -19,7 +19,7 @@ from pfedseq.model.encoders.stacked import StackedPart
 from pfedseq.model.feature_length import feature_length
 from pfedseq.model.layout import AdapterLayout
 
-Unit = Literal["image", "text"]
+Unit = Literal["image", "text", "dialogue"]
 
 
 def class_token(outputs: Any) -> Tensor:
@@ -61,7 +61,7 @@ class Family:
     model_types: tuple[str, ...]
     """What transformers calls it in a config.json."""
     unit: Unit
-    """What one example is called: `image`, `text`."""
+    """What one example is called: `image`, `text`, `dialogue`."""
     places: Places
     """Where the blocks and their projections are."""
     below: tuple[str, ...] = ("embeddings",)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedseq.model.encoders.checksum import checksum_of
+from pfedseq.model.readout import PREDICTED
 
 Module = TypeVar("Module", bound=nn.Module)
 Pooling = Literal["mean", "first", "last", "max"]
@@ -151,6 +152,39 @@ class TextPart(Part):
         return pooled(tokens, mask, self.pooling)
 
 
+class DialoguePart(Part):
+    """A stretch of a causal language model.
+
+    From the bottom it takes token numbers and their roles (B, T, 2), else tokens (B, T, F + 1),
+    whose last entry is the role. To the top it gives the features (n, F) of the tokens whose
+    successor is predicted, dialogue after dialogue, else such tokens. Padding follows a dialogue,
+    where no token of it looks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_layers: int,
+        options: tuple[object, ...],
+        output: nn.Linear | None,
+    ) -> None:
+        super().__init__()
+        self.model, self.num_layers, self.options = model, num_layers, options
+        self.output = output  # read off the features by `FrozenHead`; None below the top
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute the outputs as transformers does."""
+        roles = inputs[..., -1]
+        if inputs.is_floating_point():
+            outputs = self.model(inputs_embeds=inputs[..., :-1], use_cache=False)
+        else:
+            outputs = self.model(input_ids=inputs[..., 0], use_cache=False)
+        tokens: Tensor = outputs.last_hidden_state
+        if self.output is None:
+            return torch.cat([tokens, roles.unsqueeze(2).to(tokens.dtype)], dim=2)
+        return tokens[roles == PREDICTED]
+
+
 def pooled(tokens: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     """Features (B, F) of tokens (B, T, F), over those whose mask (B, T) is 1."""
     if pooling == "mean":
@@ -165,7 +199,7 @@ def pooled(tokens: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 
 
 def joined(parts: Sequence[Tensor], padding: int) -> Tensor:
-    """Several clients' inputs of a `TextPart` as one batch, padded to the longest text."""
+    """Several clients' inputs of a text or dialogue part as one batch, padded to the longest."""
     longest = max(part.shape[1] for part in parts)
     whole = []
     for part in parts:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from pfedseq.data.dataset import ExampleSet, ImageSet
 from pfedseq.data.file_tree import FileTree
 from pfedseq.data.folder import open_folder
+from pfedseq.data.image_store import Report
 from pfedseq.data.location import Location
 from pfedseq.errors import InputError
+from pfedseq.measures import Score
 from pfedseq.model.backbone import Backbone, load_backbone
 from pfedseq.model.encoders.encoder import Encoder
 from pfedseq.words import some
@@ -25,6 +27,7 @@ from pfedseq.workloads.images.reader import AskedBackbone, asked_backbone
 from pfedseq.workloads.images.uploads import check_image
 from pfedseq.workloads.kinds import ExportCard, Found
 from pfedseq.workloads.personal import Example, PersonalModel, Raw
+from pfedseq.workloads.scoring import score_classes
 from pfedseq.workloads.uploads import Refused, Upload
 
 
@@ -32,6 +35,7 @@ class ImageKind:
     """Implements `kinds.Kind`."""
 
     unit = "image"
+    generates = False
     bodies = ("image/", "application/octet-stream", "application/x-www-form-urlencoded")
     """The last two are what programs say of bytes that they know nothing of; the last is curl's."""
     body: Mapping[str, Any] = {
@@ -58,6 +62,16 @@ class ImageKind:
         """The pixels as they were prepared for the run."""
         assert isinstance(examples, ImageSet)
         return iter(examples.images[indices])
+
+    def score(
+        self,
+        personal: PersonalModel,
+        examples: Iterator[Example],
+        labels: NDArray[np.int64],
+        report: Report,
+    ) -> Score:
+        """All measures of the classes that the model names."""
+        return score_classes(personal, examples, labels, report)
 
     def upload(self, content: bytes, content_type: str) -> Upload:
         """The file, held to a size and to known formats before it is decoded."""

@@ -35,6 +35,7 @@ class ImageWorkload(Workload):
     @classmethod
     def check(cls, config: Config) -> None:
         """Refuse a size that the backbone's patches do not divide."""
+        cls.check_headline(config)
         check_image_size(config.model.backbone, config.data.side)
 
     @classmethod

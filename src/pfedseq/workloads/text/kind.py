@@ -12,26 +12,28 @@ from numpy.typing import NDArray
 
 from pfedseq.data.config import DataConfig
 from pfedseq.data.dataset import ExampleSet, TextSet
+from pfedseq.data.image_store import Report
 from pfedseq.data.text import load_texts
 from pfedseq.errors import InputError
+from pfedseq.measures import Score
 from pfedseq.model.encoders.encoder import Encoder
 from pfedseq.model.text_encoder import TextEncoder
 from pfedseq.words import some
 from pfedseq.workloads.headless import write_head
 from pfedseq.workloads.kinds import ExportCard, Found
 from pfedseq.workloads.personal import Example, PersonalModel, Raw
+from pfedseq.workloads.prompts import find_texts
+from pfedseq.workloads.scoring import score_classes
 from pfedseq.workloads.text import published
 from pfedseq.workloads.text.reader import AskedTextEncoder, asked_backbone
 from pfedseq.workloads.uploads import Refused, Upload
-
-MOST_SHOWN = 60
-"""Characters of a text that stand for it in a table."""
 
 
 class TextKind:
     """Implements `kinds.Kind`."""
 
     unit = "text"
+    generates = False
     bodies = ("text/", "application/json", "application/x-www-form-urlencoded")
     body: Mapping[str, Any] = {
         "required": True,
@@ -54,21 +56,7 @@ class TextKind:
 
     def find(self, named: Sequence[str]) -> list[Found]:
         """Texts themselves, .txt files, and folders of them."""
-        found: list[Found] = []
-        for argument in named:
-            path = Path(argument).expanduser()
-            if _exists(path):
-                inside = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
-                if not inside:
-                    raise InputError(f"{path} has no .txt files in it")
-                found += [Found(str(file), file) for file in inside]
-            elif argument.endswith(".txt") and len(argument.split()) == 1:
-                raise InputError(f"there is no file {argument}")
-            else:
-                shown = " ".join(argument.split())
-                short = shown if len(shown) <= MOST_SHOWN else shown[: MOST_SHOWN - 1] + "…"
-                found.append(Found(short, argument))
-        return found
+        return find_texts(named)
 
     def labelled(self, path: Path) -> LabelledTexts:
         """A CSV file with the columns `label` and `text`, or folders of .txt files by class."""
@@ -80,6 +68,16 @@ class TextKind:
         """Cut into tokens one by one."""
         assert isinstance(examples, TextSet)
         return (personal.read((f"text {i}", examples.texts[i])) for i in indices.tolist())
+
+    def score(
+        self,
+        personal: PersonalModel,
+        examples: Iterator[Example],
+        labels: NDArray[np.int64],
+        report: Report,
+    ) -> Score:
+        """All measures of the classes that the model names."""
+        return score_classes(personal, examples, labels, report)
 
     def upload(self, content: bytes, content_type: str) -> Upload:
         """The text of a plain body, or of a JSON object."""
@@ -170,13 +168,6 @@ class LabelledTexts:
         """Read the texts in order."""
         for number, text in enumerate(self.texts.texts, 1):
             yield f"text {number} of {self.path}", text
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a text may be longer than a file's name can be
-        return False
 
 
 def _encoder(encoder: Encoder) -> TextEncoder:

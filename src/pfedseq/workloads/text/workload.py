@@ -35,6 +35,7 @@ class TextWorkload(Workload):
     @classmethod
     def check(cls, config: Config) -> None:
         """Refuse a backbone that is known to read images, and what is done to images alone."""
+        cls.check_headline(config)
         check_reads_texts(config.model.backbone)
         if config.training.augment:
             raise InputError("training.augment is for images: leave it out for texts")

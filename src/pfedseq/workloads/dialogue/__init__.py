@@ -1,0 +1,1 @@
+"""Dialogues: prompts and answers for a causal language model."""

@@ -1,0 +1,76 @@
+"""Plain transformers checkpoints of language models, and code that loads an export without us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from pfedseq.model.encoders.loading import load_weights, quiet_transformers
+from pfedseq.model.language_model import LanguageModel
+from pfedseq.workloads.headless import merged_encoder
+from pfedseq.workloads.personal import PersonalModel
+from pfedseq.workloads.whole_folder import write_whole
+
+_USE = """\
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = Path({folder})
+backbone = {backbone}
+
+model = AutoModelForCausalLM.from_pretrained(backbone, dtype=torch.float32)
+model = PeftModel.from_pretrained(model, folder).eval()
+tokenizer = AutoTokenizer.from_pretrained(backbone)
+{prompt}
+with torch.no_grad():
+    answer = model.generate(**inputs, max_new_tokens=64, do_sample=False)
+print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
+
+_ASKED = """\
+messages = [{"role": "user", "content": "a prompt"}]
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)"""
+
+_PLAIN = """inputs = tokenizer("a prompt", return_tensors="pt")"""
+
+
+def usage(personal: PersonalModel, backbone: str, folder: str) -> str:
+    """Python that answers with transformers and PEFT alone."""
+    encoder = personal.model.encoder
+    assert isinstance(encoder, LanguageModel)
+    asked = encoder.tokenizer.chat_template is not None and not personal.reader.about()["continues"]
+    return _USE.format(folder=folder, backbone=backbone, prompt=_ASKED if asked else _PLAIN)
+
+
+def write_backbone(encoder: LanguageModel, folder: Path) -> None:
+    """A language model with its tokenizer, as the `Auto` classes of transformers read it."""
+    write_whole(folder, lambda place: _save(encoder.model, encoder, place))
+
+
+def same_backbone(encoder: LanguageModel, folder: Path) -> bool:
+    """Whether a folder has the weights of a model."""
+    mine = encoder.model.state_dict()
+    theirs = load_weights(str(folder), encoder.family).state_dict()
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(mine[name].cpu(), theirs[name]) for name in mine
+    )
+
+
+def write_merged(personal: PersonalModel, folder: Path) -> None:
+    """The model with the adapter in its weights, and its tokenizer."""
+    encoder = personal.model.encoder
+    assert isinstance(encoder, LanguageModel)
+    model = merged_encoder(personal, encoder.model)
+    write_whole(folder, lambda place: _save(model, encoder, place))
+
+
+def _save(model: PreTrainedModel, encoder: LanguageModel, folder: Path) -> None:
+    with quiet_transformers(progress_bar=False):
+        model.save_pretrained(folder)
+        encoder.tokenizer.save_pretrained(folder)

@@ -1,0 +1,114 @@
+"""From a prompt to token numbers, and back to the backbone that a saved model names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedseq.config import Config
+from pfedseq.data.dataset import Dialogue, Turn
+from pfedseq.errors import InputError
+from pfedseq.model.encoders.encoder import Encoder
+from pfedseq.model.language_model import LanguageModel, load_language_model
+from pfedseq.workloads.dialogue.source import fit, row
+from pfedseq.workloads.personal import Raw
+
+MOST_TOKENS = 1_000_000
+USUAL_TOKENS = 256
+"""Of a dialogue, where a folder does not say."""
+
+
+@dataclass(frozen=True)
+class DialogueReader:
+    """Cuts prompts into token numbers; implements `personal.Reader`."""
+
+    unit: ClassVar[str] = "dialogue"
+    encoder: LanguageModel
+    max_tokens: int
+    """Of a whole dialogue in training."""
+    continues: bool = False
+    """Whether it learnt plain texts, which it continues; otherwise it answers."""
+
+    def read(self, raw: Raw) -> NDArray[np.int64]:
+        """A prompt, or a file's bytes in UTF-8, as token numbers (T,), its last ones if too long.
+
+        There is room for one token of the answer. A `Dialogue` with its answer is given as
+        `source.row` has it, with the token that follows each: (T, 3).
+        """
+        name, content = raw
+        if isinstance(content, Dialogue):
+            return row(fit(self.encoder.encode(content), self.max_tokens))
+        if isinstance(content, bytes):
+            try:
+                content = content.decode("utf-8")
+            except UnicodeDecodeError as problem:
+                raise InputError(f"{name} is not readable as UTF-8 text: {problem}") from None
+        if not isinstance(content, str) or not content.strip():
+            raise InputError(f"{name} has no text in it")
+        if self.continues:
+            numbers = self.encoder.encode_beginning(content)
+        else:
+            asked = Dialogue((Turn("user", content.strip("\n")),), "")
+            numbers = self.encoder.encode_prompt(asked)
+        return np.array(numbers[1 - self.encoder.most_tokens :], dtype=np.int64)
+
+    def inputs(self, examples: Sequence[NDArray[np.int64]], device: torch.device) -> Tensor:
+        """(1, T): prompts are answered one by one."""
+        (one,) = examples
+        return torch.from_numpy(one).unsqueeze(0).to(device)
+
+    def save(self, folder: Path) -> None:
+        """Nothing: the tokenizer lies with the backbone."""
+
+    def about(self) -> dict[str, Any]:
+        """That it reads dialogues, how much of each, and whether it answers or continues."""
+        return {"unit": self.unit, "max_tokens": self.max_tokens, "continues": self.continues}
+
+    def backbone(self, base: str | None) -> dict[str, Any]:
+        """Name of the backbone."""
+        return {"name": base or self.encoder.name}
+
+
+@dataclass(frozen=True)
+class AskedLanguageModel:
+    """The language model that a folder names; implements `personal.Asked`."""
+
+    name: str
+    max_tokens: int
+    continues: bool
+
+    def fits(self, encoder: Encoder) -> bool:
+        """Whether a loaded model is the one that is meant."""
+        return isinstance(encoder, LanguageModel) and encoder.name == self.name
+
+    def load(self) -> LanguageModel:
+        """Load the model."""
+        return load_language_model(self.name)
+
+    def completed(self, config: Config) -> AskedLanguageModel:
+        """As it is: a folder says all of it."""
+        return self
+
+    def options(self, encoder: Encoder) -> dict[str, dict[str, Any]]:
+        """The backbone and how much of a dialogue it reads."""
+        return {"model": {"backbone": self.name}, "data": {"max_tokens": self.max_tokens}}
+
+    def reader(self, encoder: Encoder) -> DialogueReader:
+        """As many tokens as in training."""
+        assert isinstance(encoder, LanguageModel)
+        return DialogueReader(encoder, self.max_tokens, self.continues)
+
+
+def asked_backbone(folder: Path, name: str, about: Mapping[str, Any]) -> AskedLanguageModel:
+    """The language model of that name as the files of a folder want it."""
+    length = about.get("max_tokens", USUAL_TOKENS)
+    if not isinstance(length, int) or not 2 <= length <= MOST_TOKENS:
+        raise InputError(f"{folder} asks for dialogues of {length!r} tokens")
+    return AskedLanguageModel(name, length, about.get("continues") is True)
