@@ -171,9 +171,13 @@ def _counted(columns: Sequence[Classes], sizes: tuple[int, ...]) -> Classes:
 def _added(tables: Sequence[Classes]) -> Classes:
     """One table of all rows, their last columns added up where the others are alike."""
     rows = np.concatenate(tables)
-    different, places = np.unique(rows[:, :-1], axis=0, return_inverse=True)
-    sums = np.bincount(places.reshape(-1), rows[:, -1], minlength=len(different))
-    return np.concatenate([different, sums.astype(np.int64)[:, None]], axis=1)
+    if not len(rows):
+        return rows
+    columns = rows[:, :-1].T
+    sizes = tuple(columns.max(axis=1) + 1)
+    codes, places = np.unique(np.ravel_multi_index(tuple(columns), sizes), return_inverse=True)
+    sums = np.bincount(places.reshape(-1), rows[:, -1], minlength=len(codes))
+    return np.stack([*np.unravel_index(codes, sizes), sums.astype(np.int64)], axis=1)
 
 
 def _histograms(predictions: Predictions) -> Classes:

@@ -28,19 +28,23 @@ from pfedseq.report.page.origins import calibration_origins
 from pfedseq.runs.checkpoint import newest_server
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import MethodSummary, RoundRecord, evaluated, summarise_run
-from pfedseq.runs.scores import MEAN_ADAPTER, Scores, worse_off
+from pfedseq.runs.scores import MEAN_ADAPTER, Assessment, Scores, worse_off
 from pfedseq.words import count
 
 QUANTITIES = {
     "delta_rms": "clients' updates Δ",
     "calibration_rms": "calibrations ξ",
-    "common_rms": "the part of ξ that all clients share",
-    "personal_rms": "the personal part of ξ",
-    "distance_rms": "way of the mean adapter from its start",
+    "common_rms": "common part of ξ",
+    "personal_rms": "personal part of ξ",
+    "distance_rms": "distance of the mean adapter from its start",
 }
 """What the page calls the numbers that pFedSeq's server writes down by layer."""
 MOST_CELLS = 60_000
 """Of the heat maps of clients × rounds together: beyond that, rounds are left out evenly."""
+MOST_NAMED = 8
+"""Absent clients named per round; the others are counted."""
+MOST_WORSE_OFF = 1_000
+"""Clients that are worse off, listed one by one; all of them are counted by method."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class ReportedRun:
     records: Sequence[RoundRecord]
     summary: MethodSummary
     data: Mapping[str, Any]
+    assessment: Assessment | None
 
     @property
     def seed(self) -> int:
@@ -101,8 +106,11 @@ def _find_runs(place: Path) -> list[ReportedRun]:
                 continue
             below = path.parent.relative_to(place).parts
             arm = next((p for p in below if p == method or p.startswith(f"{method}-")), method)
-            summary = summarise_run(_until_evaluated(records), folder.read_assessment(method))
-            found.append(ReportedRun(folder, config, method, arm, records, summary, data))
+            assessment = folder.read_assessment(method)
+            summary = summarise_run(_until_evaluated(records), assessment)
+            found.append(
+                ReportedRun(folder, config, method, arm, records, summary, data, assessment)
+            )
     return found
 
 
@@ -129,7 +137,6 @@ def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any
     for run in sorted(runs, key=lambda run: (_place(run.method), run.label)):
         lines.setdefault(run.label, []).append(run)
     first = runs[0]
-    assessment = first.folder.read_assessment(first.method)
     num_clients = len(first.data["clients"])
     room = MOST_ENTRIES // len(lines)
     reference = "pfedseq" if "pfedseq" in lines else next(iter(lines))
@@ -145,7 +152,7 @@ def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any
         },
         "clients": [client["name"] for client in first.data["clients"]],
         "sizes": [train_count(client) for client in first.data["clients"]],
-        "tests": sets_of_tests(assessment, num_clients),
+        "tests": sets_of_tests(first.assessment, num_clients),
         "unit": first.data.get("unit", "image"),
         "layers": next((found for run in runs if (found := _layers(run))), None),
         "quantities": QUANTITIES,
@@ -155,7 +162,7 @@ def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any
         "reference": reference,
         "lines": [_line(label, found, stride, room) for label, found in lines.items()],
         "leads": _leads(lines, reference),
-        "behind": _behind(lines),
+        "worse_off": _worse_off(lines),
         "origins": _origins(lines),
         "config": first.folder.config.read_text(encoding="utf-8"),
         "environment": _environment(first),
@@ -222,7 +229,7 @@ def _line(label: str, runs: Sequence[ReportedRun], stride: int, room: int) -> di
         "planned": runs[0].config.run.rounds,
         "kept": [run.summary.kept_round for run in runs],
         "measures": measures_of(runs[0].summary),
-        "predictions": predictions_of(runs[0].folder.read_assessment(runs[0].method), room),
+        "predictions": predictions_of(runs[0].assessment, room),
         "runs": [_seed(run, stride) for run in runs],
     }
 
@@ -258,6 +265,8 @@ def _extras(run: ReportedRun) -> dict[str, Any]:
     sizes: dict[str, list[Any]] = {}
     rounds = []
     for line in run.folder.metrics.read_text(encoding="utf-8").splitlines():
+        if '"server":' not in line:
+            continue  # parsing each client's scores again would take seconds
         try:
             values = json.loads(line)
         except json.JSONDecodeError:
@@ -267,10 +276,15 @@ def _extras(run: ReportedRun) -> dict[str, Any]:
             for name, by_layer in values["server"].items():
                 sizes.setdefault(name, []).append(by_layer)
     return {
-        "absent": [[record.round, record.absent] for record in run.records if record.absent],
-        "refused": [[record.round, record.refused] for record in run.records if record.refused],
+        "absent": [_who(r.round, r.absent) for r in run.records if r.absent],
+        "refused": [_who(r.round, r.refused) for r in run.records if r.refused],
         "server": {"rounds": rounds, "sizes": sizes} if rounds else None,
     }
+
+
+def _who(t: int, clients: Sequence[int]) -> list[Any]:
+    """Round, number of clients, and the first few of them."""
+    return [t, len(clients), list(clients[:MOST_NAMED])]
 
 
 def _leads(lines: Mapping[str, Sequence[ReportedRun]], reference: str) -> list[dict[str, Any]]:
@@ -299,8 +313,8 @@ def _leads(lines: Mapping[str, Sequence[ReportedRun]], reference: str) -> list[d
     return leads
 
 
-def _behind(lines: Mapping[str, Sequence[ReportedRun]]) -> list[dict[str, Any]]:
-    """Each client whom some method serves worse, on validation, than something simpler."""
+def _worse_off(lines: Mapping[str, Sequence[ReportedRun]]) -> dict[str, Any]:
+    """Clients that a method serves worse, on validation, than a simpler one: counted and listed."""
     moments: dict[tuple[int, int], dict[str, ReportedRun]] = {}
     for label, runs in lines.items():
         for run in runs:
@@ -320,7 +334,23 @@ def _behind(lines: Mapping[str, Sequence[ReportedRun]]) -> list[dict[str, Any]]:
                     "theirs": _points(written, one.theirs),
                 }
             )
-    return sorted(found, key=lambda entry: -abs(entry["ours"] - entry["theirs"]))
+    found.sort(key=_loss)
+    pairs: dict[tuple[str, str], list[float]] = {}
+    for entry in found:
+        pairs.setdefault((entry["title"], entry["than"]), []).append(-_loss(entry))
+    return {
+        "total": len(found),
+        "listed": found[:MOST_WORSE_OFF],
+        "pairs": [
+            {"title": title, "than": than, "number": len(losses), "mean": fmean(losses)}
+            for (title, than), losses in pairs.items()
+        ],
+    }
+
+
+def _loss(entry: Mapping[str, Any]) -> float:
+    """Minus the size of the loss, so that sorting puts the largest first."""
+    return -abs(float(entry["ours"] - entry["theirs"]))
 
 
 def _environment(run: ReportedRun) -> str:
