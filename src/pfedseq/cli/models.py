@@ -1,4 +1,4 @@
-"""`pfedseq predict`, `evaluate`, `export` and `import`: what the clients' models are for."""
+"""`pfedseq predict`, `evaluate`, `export` and `import`: using the clients' models."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def predict(
     model = models.load(index)
     unit = model.reader.unit
     named, found, problems = [], [], []
-    for example in examples:  # one that is missing keeps nobody from the others
+    for example in examples:  # a missing file does not prevent the other predictions
         try:
             named += find_kind(unit).find([example])
         except InputError as missing:

@@ -1,4 +1,4 @@
-"""The sections of a config that belong to no room of their own: run, model, training, engine …"""
+"""Config sections without a package of their own: run, model, training, engine, …"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pfedseq.training.loss import LossConfig
 
 
 class RunConfig(BaseConfig):
-    """[run]: what is run, and for how long."""
+    """[run]: methods, rounds, seed and evaluation."""
 
     name: str = Field("run", pattern=r"^[\w.-]+$", description="names the results folder")
     methods: tuple[str, ...] = Field(("pfedseq",), min_length=1, description="methods, in order")
@@ -57,7 +57,7 @@ class RunConfig(BaseConfig):
     @field_validator("measures")
     @classmethod
     def _known_measures(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        """Measures that are known here, unless one only looks at somebody's results."""
+        """Refuse unknown measures, except when only reading results."""
         for name in names if not (info.context or {}).get("only_look") else ():
             if name not in MEASURES:
                 raise ValueError(f"there is no measure {name!r}: known are {', '.join(MEASURES)}")
@@ -65,7 +65,7 @@ class RunConfig(BaseConfig):
 
     @property
     def each_evaluation(self) -> tuple[str, ...]:
-        """The measures of every evaluation, each once."""
+        """The measures of every evaluation, without duplicates."""
         return tuple(dict.fromkeys((*ALWAYS, self.headline, *self.measures)))
 
 
@@ -121,7 +121,7 @@ class ModelConfig(BaseConfig):
 
 
 class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
-    """[training]: local training, for every method that does not say otherwise."""
+    """[training]: local training; [methods.NAME] overrides it for one method."""
 
     head_lr: float | None = Field(
         2.0,
@@ -145,7 +145,7 @@ class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
 
 
 class EngineConfig(BaseConfig):
-    """[engine]: where and how it runs; beyond rounding nothing here changes a result."""
+    """[engine]: devices, threads and memory; results change by rounding at most."""
 
     kind: Literal["local", "wire"] = Field(
         "local", description="in this process, or with every message turned into bytes and back"
@@ -176,7 +176,7 @@ class EngineConfig(BaseConfig):
     @field_validator("device", mode="before")
     @classmethod
     def _known_devices(cls, given: Any) -> Any:
-        """One name, or several: `a,b` is read as a list."""
+        """Split `a,b` into a list of device names."""
         names = given.split(",") if isinstance(given, str) else given
         if not isinstance(names, list | tuple) or not names:
             raise ValueError("a device's name, or a list of them, is needed")
@@ -213,7 +213,7 @@ class FlowerConfig(BaseConfig):
 
 
 class PluginConfig(BaseConfig):
-    """[[plugins]]: a Python file with a method or another thing of one's own."""
+    """[[plugins]]: a Python file with a user's method, data set, encoder or measure."""
 
     file: str = Field(description="its path")
     sha256: str | None = Field(

@@ -252,7 +252,7 @@ function showReliability(line, bins) {
 
 function hintAtMore() {
   for (const place of document.querySelectorAll(".scroll")) {
-    place.parentElement.querySelector(".more")?.remove();
+    if (place.previousElementSibling?.className === "more") place.previousElementSibling.remove();
     if (place.scrollWidth > place.clientWidth + 4) place.before(element("p", "Scroll the table sideways for more columns →", "more"));
   }
 }

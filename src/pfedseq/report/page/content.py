@@ -1,4 +1,4 @@
-"""All that the page shows, gathered from the folders of runs as plain JSON values."""
+"""The content of the report page as JSON values, read from the folders of runs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ QUANTITIES = {
     "personal_rms": "personal part of ξ",
     "distance_rms": "distance of the mean adapter from its start",
 }
-"""What the page calls the numbers that pFedSeq's server writes down by layer."""
+"""Titles of the quantities that pFedSeq's server records by layer."""
 MOST_CELLS = 60_000
-"""Of the heat maps of clients × rounds together: beyond that, rounds are left out evenly."""
+"""Cells of all heat maps of clients × rounds; beyond that, rounds are thinned out evenly."""
 MOST_NAMED = 8
 """Absent clients named per round; the others are counted."""
 MOST_WORSE_OFF = 1_000
@@ -55,7 +55,7 @@ class ReportedRun:
     config: Config
     method: str
     label: str
-    """What tells it from the page's other runs: the method, or its place in a sweep."""
+    """Identifies the run on the page: the method, or its label in a sweep."""
     records: Sequence[RoundRecord]
     summary: MethodSummary
     data: Mapping[str, Any]
@@ -68,12 +68,12 @@ class ReportedRun:
 
     @property
     def moment(self) -> tuple[int, int]:
-        """Seed and last evaluated round: only runs that share both are fair to compare."""
+        """Seed and last evaluated round: only runs that share both are compared."""
         return self.seed, self.summary.rounds
 
 
 def page_content(folders: Sequence[Path]) -> dict[str, Any]:
-    """A board for every data set among the runs."""
+    """The page's content: one board per data set and partition."""
     runs = [run for place in folders for run in _find_runs(place)]
     if not runs:
         raise InputError(f"no finished rounds in {', '.join(map(str, folders))}")
@@ -89,7 +89,7 @@ def page_content(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def _find_runs(place: Path) -> list[ReportedRun]:
-    """The runs in a folder, or in the folders below it, as a sweep leaves them."""
+    """The runs in a folder, or in the subfolders of a sweep."""
     if not place.is_dir():
         raise InputError(f"{place} is not a folder of runs")
     configs = [place / "config.toml"] if (place / "config.toml").exists() else []
@@ -115,13 +115,13 @@ def _find_runs(place: Path) -> list[ReportedRun]:
 
 
 def _until_evaluated(records: Sequence[RoundRecord]) -> list[RoundRecord]:
-    """Without rounds after the last evaluation, which a run that goes on may have."""
+    """The records up to the last evaluation; an unfinished run may have later ones."""
     last = max(number for number, record in enumerate(records) if record.scores is not None)
     return list(records[: last + 1])
 
 
 def _data_of(run: ReportedRun) -> str:
-    """What runs on one board have in common: the data set, and how it was dealt."""
+    """The data set and partition, which all runs on one board share."""
     data = run.config.data
     dealt = {
         "owners": "each with its own data" if data.split_owners == 1 else "parts of owners' data",
@@ -170,7 +170,7 @@ def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any
 
 
 def _origins(lines: Mapping[str, Sequence[ReportedRun]]) -> dict[str, Any] | None:
-    """Where the calibrations of pFedSeq's first run came from, or why that cannot be told."""
+    """The attribution of the calibrations of pFedSeq's first run, or why there is none."""
     if "pfedseq" not in lines:
         return None
     try:
@@ -180,7 +180,7 @@ def _origins(lines: Mapping[str, Sequence[ReportedRun]]) -> dict[str, Any] | Non
 
 
 def _place(method: str) -> int:
-    """Where a method stands among the lines; one that is not known here comes last."""
+    """The position of a method among the lines; unknown methods come last."""
     return [*METHODS, method].index(method)
 
 
@@ -194,7 +194,7 @@ def _layers(run: ReportedRun) -> list[int] | None:
 
 
 def _line(label: str, runs: Sequence[ReportedRun], stride: int, room: int) -> dict[str, Any]:
-    """One method: its curve over seeds, and each seed's clients."""
+    """One method: its curve over seeds, and the clients of each seed."""
     scored = [dict(evaluated(run.records)) for run in runs]
     rounds = sorted(set.intersection(*map(set, scored)))
     means = [[of_seed[t].client_mean for of_seed in scored] for t in rounds]
@@ -235,7 +235,7 @@ def _line(label: str, runs: Sequence[ReportedRun], stride: int, room: int) -> di
 
 
 def _seed(run: ReportedRun, stride: int) -> dict[str, Any]:
-    """One seed's clients by round, its costs by round, and what its server noted."""
+    """One seed: scores by client and round, costs by round, and the server's records."""
     scored = evaluated(run.records)
     kept = scored[::-1][::stride][::-1]  # the last round always
     num_clients = len(run.data["clients"])
@@ -261,7 +261,7 @@ def _seed(run: ReportedRun, stride: int) -> dict[str, Any]:
 
 
 def _extras(run: ReportedRun) -> dict[str, Any]:
-    """Who was absent, and what the server wrote down of its own: sizes by layer."""
+    """Absent and refused clients by round, and the server's quantities by layer."""
     sizes: dict[str, list[Any]] = {}
     rounds = []
     for line in run.folder.metrics.read_text(encoding="utf-8").splitlines():
@@ -288,7 +288,7 @@ def _who(t: int, clients: Sequence[int]) -> list[Any]:
 
 
 def _leads(lines: Mapping[str, Sequence[ReportedRun]], reference: str) -> list[dict[str, Any]]:
-    """The reference method against each other one, paired by client and seed."""
+    """Differences between the reference and each other method, paired by client and seed."""
     ours = {run.moment: run.summary for run in lines[reference]}
     leads = []
     for label, runs in lines.items():
@@ -343,7 +343,7 @@ def _worse_off(lines: Mapping[str, Sequence[ReportedRun]]) -> dict[str, Any]:
         "listed": found[:MOST_WORSE_OFF],
         "pairs": [
             {"title": title, "than": than, "number": len(losses), "mean": fmean(losses)}
-            for (title, than), losses in pairs.items()
+            for (title, than), losses in sorted(pairs.items(), key=lambda pair: -len(pair[1]))
         ],
     }
 
@@ -354,7 +354,7 @@ def _loss(entry: Mapping[str, Any]) -> float:
 
 
 def _environment(run: ReportedRun) -> str:
-    """What the run's last checkpoint was made with: versions, device, kernel."""
+    """Versions, device and kernel of the run's last checkpoint."""
     newest = newest_server(run.folder.checkpoints(run.method))
     if newest is None:
         return ""
@@ -364,5 +364,5 @@ def _environment(run: ReportedRun) -> str:
 
 
 def _points(written: Format, value: float) -> float:
-    """As it is written, and as precise as anybody reads it."""
+    """The value in the measure's unit, with one digit more than is printed."""
     return round(written.scale * value, written.digits + 1)
