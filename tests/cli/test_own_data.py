@@ -283,7 +283,7 @@ def test_tokens_can_be_computed_ahead(command, place, monkeypatch):
         ((), "nothing to precompute"),
         (
             ("--set", 'model.tokens="none"', "--set", 'adapter.layers="last 1"'),
-            "nothing to compute",
+            "nothing to precompute",
         ),
     ],
 )

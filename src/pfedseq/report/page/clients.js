@@ -256,4 +256,3 @@ function hintAtMore() {
     if (place.scrollWidth > place.clientWidth + 4) place.before(element("p", "Scroll the table sideways for more columns →", "more"));
   }
 }
-
