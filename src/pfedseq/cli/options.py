@@ -34,7 +34,7 @@ Track = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(help="cpu, cuda (all cards), cuda:1, cuda:0,cuda:1, mps or auto."),
+    typer.Option(help="cpu, cuda (all GPUs), cuda:1, cuda:0,cuda:1, mps or auto."),
 ]
 
 

@@ -66,15 +66,15 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("fedavg",),
-                "clients hold the same classes and few examples each: what all share is worth more "
-                "than what one has alone",
+                "clients have the same classes and few examples each: a shared model helps more "
+                "than personal ones",
                 backed=True,
             )
         )
         found.append(
             Advice(
                 ("fedavgm", "fedprox"),
-                "the same, and momentum or a proximal term may bring more",
+                "the same; momentum or a proximal term may help further",
                 backed=False,
             )
         )
@@ -82,15 +82,15 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("pfedseq", "fedrep", "pefll", "pfedhn"),
-                "clients hold different classes: a head of one's own on a shared or generated "
-                "adapter; one model for all does badly",
+                "clients have different classes: a private head on a shared or generated adapter; "
+                "one model for all is a poor fit",
                 backed=True,
             )
         )
         found.append(
             Advice(
                 ("fedsa_lora", "fedrod", "fedalt"),
-                "different classes: newer methods that keep B, the head or a LoRA to the client",
+                "different classes: newer methods with a private B, head or LoRA",
                 backed=False,
             )
         )
@@ -98,8 +98,8 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("pfedseq", "ditto", "feddpa"),
-                "clients have classes in common but may look different: a common adapter and "
-                "something of one's own beside it",
+                "clients share classes but their examples may differ: a common adapter with a "
+                "personal part",
                 backed=False,
             )
         )
@@ -107,7 +107,7 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("local", "fedrep"),
-                "every client has many examples: training alone is what others must beat",
+                "every client has many examples: local training is a strong baseline",
                 backed=False,
             )
         )
@@ -115,8 +115,8 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("ghbm", "scaffold", "fedavgm"),
-                "only some clients take part in a round: momentum or controls over several rounds "
-                "keep the absent ones' say",
+                "only some clients take part in a round: momentum or control variates over several "
+                "rounds account for the absent ones",
                 backed=False,
             )
         )
@@ -124,7 +124,7 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("local", "ditto", "apple"),
-                "very few clients: there is little to average; compare with each alone",
+                "very few clients: there is little to average; compare with local training",
                 backed=False,
             )
         )
@@ -134,7 +134,7 @@ def advise(given: Situation) -> list[Advice]:
 def sentences(given: Situation) -> Sequence[str]:
     """Describe the properties in words."""
     return (
-        f"{given.clients} clients, {given.examples:.0f} training examples each in the middle",
+        f"{given.clients} clients, {given.examples:.0f} training examples each (median)",
         f"their labels overlap by {100 * given.overlap:.0f} % on average (100 %: the same classes "
         "in the same shares)",
         f"{100 * given.participation:.0f} % of them take part in a round",

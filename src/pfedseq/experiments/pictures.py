@@ -24,7 +24,7 @@ OURS, PAPER, MUTED = "#1f5fbf", "#b8860b", "#9aa4b2"
 
 
 def draw_accuracies(sheet: Sheet, stem: Path) -> list[Path]:
-    """A dot for every arm, ours on the left, the paper's on the right on a scale of its own."""
+    """A dot for every arm, ours on the left, the paper's on the right with its own scale."""
     columns = sheet.shown()
     height = 1.0 + 0.3 * len(sheet.arms)
     figure = Figure(figsize=(9, 0.4 + height * len(columns)), dpi=150, layout="constrained")

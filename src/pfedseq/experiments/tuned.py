@@ -97,7 +97,7 @@ class Chosen:
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise InputError(
                 f"{path} is not readable ({problem!r}): delete it, and the same command with "
-                "--trials writes it anew"
+                "--trials writes it again"
             ) from None
 
     def best(self, method: str) -> Trial:

@@ -224,8 +224,8 @@ class Checkpoints:
         for slot, checkpoint in self._newest_first(faults):
             if changed := difference(checkpoint.made_with, self.made_with):
                 raise InputError(
-                    f"the checkpoint in {self.folder} does not belong to this run ({changed}): go "
-                    "back to what it was made with, or delete that folder to start the method anew"
+                    f"the checkpoint in {self.folder} does not belong to this run ({changed}): "
+                    "restore the former setup, or delete that folder to restart the method"
                 )
             try:
                 slot.check(checkpoint)
@@ -245,7 +245,7 @@ class Checkpoints:
         if faults:
             raise InputError(
                 f"no checkpoint in {self.folder} is readable ({'; '.join(faults)}); delete that "
-                "folder to start the method anew"
+                "folder to restart the method"
             )
         return 0
 
@@ -259,7 +259,7 @@ class Checkpoints:
         except (KeyError, ValueError, TypeError, RuntimeError) as problem:
             raise InputError(
                 f"the checkpoint in {self.folder} holds other tensors than this method's "
-                f"({problem}); delete that folder to start the method anew"
+                f"({problem}); delete that folder to restart the method"
             ) from None
         self._remembering |= self.states.changed
         self.states.changed.clear()

@@ -127,8 +127,8 @@ def small_sets(seen: Seen) -> Iterator[Finding]:
     if scores is None:
         return
     consequences: dict[EvaluationSplit, str] = {
-        "test": "they are left out of the worst client and the bottom decile",
-        "validation": "nobody is called worse off on so few",
+        "test": "they are excluded from the worst client and the bottom decile",
+        "validation": "they are not reported as worse off",
     }
     for split, consequence in consequences.items():
         sizes = dict(zip(scores.clients, scores.examples(split), strict=True))

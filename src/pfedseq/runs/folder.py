@@ -123,7 +123,7 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
             raise InputError(
                 f"{path} is not readable ({problem!r}); delete it and `pfedseq resume {self.path}` "
-                "writes it anew"
+                "writes it again"
             ) from None
 
     def keep_data(self, record: DataRecord) -> None:
@@ -184,7 +184,7 @@ class RunFolder:
             raise InputError(
                 f"{self.metrics} lacks round {missing[0]} of {method}, which its checkpoint says "
                 f"was run; bring the line back, or delete {self.checkpoints(method)} to start the "
-                "method anew"
+                "method"
             )
         write_atomically(self.metrics, "".join(lines))
 
@@ -238,7 +238,7 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             raise InputError(
                 f"{self.summary} is not readable ({problem}); delete it and "
-                f"`pfedseq resume {self.path}` writes it anew"
+                f"`pfedseq resume {self.path}` writes it again"
             ) from None
 
 

@@ -86,7 +86,7 @@ def resume(
         raise InputError(f"{out} holds no run: it has no config.toml")
     config = load_config(folder.config)
     if data is not None and not are_given(config.data):
-        raise InputError(f"{out} was begun on {config.data.name}: go on without data")
+        raise InputError(f"{out} was started on {config.data.name}: resume it without data")
     return run_methods(World.build(config, data), folder, listener, tell)
 
 
