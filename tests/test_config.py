@@ -33,7 +33,7 @@ def test_unknown_keys_name_the_nearest():
         ("engine.device=tpu", "engine.device = 'tpu'.*'cpu'"),
         ("adapter.targets=['querry']", "adapter.targets"),
         ("run.methods=[]", "run.methods"),
-        ("adapter.layers=true", "^config key adapter.layers = True: .* string or a valid tuple$"),
+        ("adapter.layers=true", "^config key adapter.layers = True: must be .* or a list$"),
         ("training.grad_clip=1", "'training.grad_clip': did you mean 'clip_norm'"),
         ("training.banana=1", "'training.banana': known are .*, lr, "),
         ("rounds=3", "section.key=value"),

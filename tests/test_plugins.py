@@ -127,7 +127,7 @@ def test_what_is_missing_or_changed_is_said_in_a_sentence(forget, command, quick
     mine.write_text(moved.read_text().replace("0.5, gt=0", "0.6, gt=0"))
     code, _, err = command("resume", out)
     assert code == 2
-    assert f"the plug-in {mine} is not what it was when the run was begun" in err
+    assert f"the plug-in {mine} has changed since the run was started" in err
     assert "damped" not in METHODS, "a file that is not the one meant is not executed"
 
 

@@ -1,9 +1,9 @@
-"""What every table of a config has in common."""
+"""The base class of all config sections."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class BaseConfig(BaseModel):
-    """A table of the config: immutable, and without room for unknown keys."""
+    """A config section: immutable, and closed to unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""What all pictures need: fonts that have the user's letters, and files that are whole."""
+"""Helpers for figures: fonts that cover the user's characters, and atomic files."""
 
 import io
 import textwrap
@@ -15,15 +15,15 @@ from pfedseq.files import write_atomically
 
 _FIRST_FONT = "DejaVu Sans"
 _BOXES_ONLY = "Last Resort"
-"""matplotlib's own last font, which has a box for everything."""
+"""matplotlib's fallback font, which draws a box for every character."""
 _TITLE_INCH_PER_LETTER = 0.075
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write a picture, whole or not at all: as SVG where it is named so, else as PNG."""
+    """Write a figure atomically, as SVG if its name says so, otherwise as PNG."""
     buffer = io.BytesIO()
     if path.suffix == ".svg":
-        with rc_context({"svg.hashsalt": "pfedseq"}):  # the same picture is the same file
+        with rc_context({"svg.hashsalt": "pfedseq"}):  # equal figures give equal files
             figure.savefig(buffer, format="svg", metadata={"Date": None})
     else:
         figure.savefig(buffer, format="png")
@@ -31,20 +31,20 @@ def save_picture(figure: Figure, path: Path) -> None:
 
 
 def set_title(figure: Figure, text: str) -> None:
-    """A title over the whole figure, in as many lines as its width needs."""
+    """Set a title over the whole figure, wrapped to its width."""
     letters = int(figure.get_figwidth() / _TITLE_INCH_PER_LETTER)
     figure.suptitle(textwrap.fill(text, letters), fontsize=10)
 
 
 @contextmanager
 def fonts_for(texts: Iterable[str]) -> Iterator[None]:
-    """Draw with fonts that together have all letters of the texts, as far as there are any."""
+    """Choose fonts that together cover all characters of the texts, if available."""
     with rc_context({"font.family": _covering_fonts("".join(texts))}):
         yield
 
 
 def can_be_drawn(text: str) -> bool:
-    """Whether the fonts of this machine have all letters of a text."""
+    """Whether the installed fonts cover all characters of a text."""
     available: frozenset[int] = frozenset().union(
         *(_letters(name) for name in _covering_fonts(text))
     )
@@ -52,7 +52,7 @@ def can_be_drawn(text: str) -> bool:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """The names, or `#3` in place of one that no font of this machine can draw."""
+    """The names, with `#3` in place of one that no installed font can draw."""
     return [name if can_be_drawn(name) else f"#{place}" for place, name in enumerate(names)]
 
 

@@ -6,4 +6,4 @@ class InputError(ValueError):
 
 
 class WriteError(InputError):
-    """A file cannot be written: the disk is full, or its folder is not one's own."""
+    """A file cannot be written: the disk is full, or the folder is not writable."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes, and locks between processes."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from pfedseq.errors import InputError, WriteError
 def write_atomically(path: Path, content: bytes | str, private: bool = False) -> None:
     """Write under a temporary name beside `path`, flush to disk, then rename.
 
-    A `private` file is its owner's alone from the first moment, in a folder that is, too, where
-    that has to be made.
+    A `private` file is readable by its owner only, from the start; so is its folder, if it has to
+    be created.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -28,13 +28,13 @@ def write_atomically(path: Path, content: bytes | str, private: bool = False) ->
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as problem:
-        if temporary.exists():  # not where its folder is a file
+        if temporary.exists():  # its folder may be a file
             temporary.unlink()
         raise WriteError(f"cannot write {path}: {problem.strerror}") from None
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add one line to a file and flush it to disk; a crash may leave a part of the line."""
+    """Append a line to a file and flush it to disk; a crash may leave an incomplete line."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -45,7 +45,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None where there is no such file."""
+    """Read the JSON object in a file; None if the file does not exist."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -58,8 +58,8 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush to disk which names a folder holds, so that a rename outlives a power cut."""
-    if os.name != "posix":  # elsewhere a folder cannot be opened
+    """Flush a folder's entries to disk, so that a rename survives a power failure."""
+    if os.name != "posix":  # Windows cannot open folders
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -71,15 +71,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what processes that were killed in the middle of `write_atomically` left behind."""
+    """Remove the temporary files of processes that were killed during `write_atomically`."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
 @contextmanager
 def refusing_company(folder: Path) -> Iterator[None]:
-    """Work on a folder alone: while one process does, another one is refused."""
-    if os.name != "posix":  # on Windows two processes are on their own
+    """Lock a folder for this process; refuse if another process holds it."""
+    if os.name != "posix":  # no lock on Windows
         yield
         return
     import fcntl
@@ -101,10 +101,10 @@ def refusing_company(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def only_one_process(path: Path) -> Iterator[None]:
-    """Let one process at a time work on `path`, by a lock beside it that dies with the process."""
+    """Wait for the lock of `path`, which ends with the process that holds it."""
     with _lock_file(path) as handle:
         if os.name == "posix":
-            import fcntl  # not on Windows, where two processes are on their own
+            import fcntl  # no lock on Windows
 
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -112,7 +112,7 @@ def only_one_process(path: Path) -> Iterator[None]:
 
 @contextmanager
 def claim(path: Path) -> Iterator[bool]:
-    """As `only_one_process`, but without waiting: whether `path` is ours to work on."""
+    """Try to take the lock of `path` without waiting; yield whether it succeeded."""
     with _lock_file(path) as handle:
         ours = True
         if os.name == "posix":
@@ -126,7 +126,7 @@ def claim(path: Path) -> Iterator[bool]:
 
 
 def _lock_file(path: Path) -> IO[str]:
-    """The lock beside `path`; it stays there, for a file that is removed can be locked twice."""
+    """The lock file of `path`; never removed, since a removed file can be locked twice."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.with_name(path.name + ".lock").open("w")

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: is it there, and what to do where it is not."""
+"""Access to the Hugging Face hub: whether it answers, and the remedy if it does not."""
 
 import logging
 import os
@@ -10,15 +10,15 @@ from urllib.parse import urlsplit
 
 SECONDS_TO_ANSWER = 3.0
 REMEDY = (
-    "fetch it where there is a network, `hf download ID --local-dir FOLDER` (data sets: "
-    "--repo-type dataset), and name the folder, or set HF_ENDPOINT to a mirror"
+    "download it on a machine with network access, `hf download ID --local-dir FOLDER` (data "
+    "sets: --repo-type dataset), and name the folder, or set HF_ENDPOINT to a mirror"
 )
 
 _RETRY_WORDS = ("Retrying in", "thrown while requesting")
 
 
 class _SayOnce(logging.Filter):
-    """Replaces the client's two lines per attempt by one sentence for all attempts."""
+    """Replaces the hub client's two lines per attempt by one message for all attempts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,14 +29,12 @@ class _SayOnce(logging.Filter):
             return True
         if not self.said:
             self.said = True
-            print(
-                "pfedseq: the hub does not answer; trying again for half a minute", file=sys.stderr
-            )
+            print("pfedseq: the hub does not answer; retrying for half a minute", file=sys.stderr)
         return False
 
 
 def hub_answers() -> bool:
-    """Whether something listens where the hub, or the proxy before it, should be."""
+    """Whether the hub, or the configured proxy, accepts connections."""
     from huggingface_hub import constants
 
     proxy = next((os.environ[k] for k in ("HTTPS_PROXY", "https_proxy") if os.environ.get(k)), "")
@@ -51,9 +49,9 @@ def hub_answers() -> bool:
 
 @contextmanager
 def without_waiting() -> Iterator[None]:
-    """Where the hub cannot be reached, look into its cache alone, instead of trying for minutes.
+    """Use only the hub's cache if the hub cannot be reached, instead of retrying for minutes.
 
-    One that is there and does not answer is spoken of once.
+    A hub that accepts connections but does not answer is reported once.
     """
     from huggingface_hub import constants
 

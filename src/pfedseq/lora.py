@@ -18,7 +18,7 @@ from pfedseq.errors import InputError
 
 
 class Projection(NamedTuple):
-    """Where a projection's A (rank, inputs) and B (outputs, rank) begin in a row of θ."""
+    """The offsets of a projection's A (rank, inputs) and B (outputs, rank) in a row of θ."""
 
     down: int
     up: int
@@ -37,7 +37,7 @@ class Matrices(NamedTuple):
 
 @dataclass(frozen=True)
 class Factors:
-    """Where A and B lie in θ (…, K, D)."""
+    """The positions of A and B in θ (…, K, D)."""
 
     adapter_dim: int
     """D."""
@@ -46,12 +46,12 @@ class Factors:
 
     @property
     def only_factors(self) -> bool:
-        """Whether θ holds nothing else: LoRA does not, DoRA also has lengths of rows."""
+        """Whether θ holds only A and B: true of LoRA; DoRA also has row magnitudes."""
         sizes = (self.rank * (p.inputs + p.outputs) for p in self.projections)
         return sum(sizes) == self.adapter_dim
 
     def mask(self, factor: Literal["A", "B"], like: Tensor) -> Tensor:
-        """(D,) true where A, or B, is; on the device of `like`."""
+        """Mask (D,) of the entries of A, or of B, on the device of `like`."""
         mask = torch.zeros(self.adapter_dim, dtype=torch.bool, device=like.device)
         for p in self.projections:
             start, width = (p.down, p.inputs) if factor == "A" else (p.up, p.outputs)
@@ -73,7 +73,7 @@ class Factors:
         return found
 
     def adapter(self, matrices: Sequence[Matrices]) -> Tensor:
-        """θ (…, K, D) of A and B: the inverse of `matrices` where there is nothing else."""
+        """θ (…, K, D) from A and B: the inverse of `matrices` if θ holds nothing else."""
         shape = matrices[0].down.shape[:-2]
         theta = matrices[0].down.new_zeros(*shape, self.adapter_dim)
         for p, (down, up) in zip(self.projections, matrices, strict=True):
@@ -130,7 +130,7 @@ class Factors:
 
 
 def factors_needed(factors: Factors | None, method: str, *, alone: bool = False) -> Factors:
-    """A and B, or a sentence about an adapter that has none; `alone`: or something beside them."""
+    """The layout of A and B; refuses other adapters, and with `alone` also DoRA."""
     if factors is None:
         raise InputError(
             f"{method} works on LoRA's two factors, which this adapter does not have: set "

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 Part = Literal["both", "adapter", "head"]
-"""Of φ."""
+"""A part of φ."""
 
 
 @dataclass(frozen=True)
 class Params:
     """A model φ = (θ, ω) or a direction in its space (a gradient, an update).
 
-    Never changed in place: every operation returns new tensors, so a `Params` that is kept
-    somewhere stays what it was.
+    Immutable: every operation returns new tensors.
     """
 
     adapter: Tensor

@@ -1,9 +1,9 @@
-"""What may come from outside the package: by entry points of installed packages, or from one file.
+"""Plug-ins: from entry points of installed packages, or from a single file.
 
-A registry is a dict of named things of one kind. What is built in stands in it from the start. What
-installed packages offer under its entry-point group is added when something that is not built in is
-first asked for. A file (`load_file`) adds whatever it defines of a registered kind. Only the user's
-own command or config names a file: what comes in a message or lies in somebody's results is never
+A registry is a dict of named objects of one kind. Built-in objects are in it from the start. Those
+of installed packages, under the registry's entry-point group, are added on the first request for a
+name that is not built in. A file (`load_file`) adds what it defines of a registered kind. Only the
+user's own command or config can name a file: nothing that a message or a results folder names is
 executed.
 """
 
@@ -25,11 +25,11 @@ from pfedseq.errors import InputError
 
 
 class Named(Protocol):
-    """What a registry can hold."""
+    """An object that a registry can hold."""
 
     @property
     def name(self) -> str:
-        """By which it is asked for."""
+        """The key in the registry."""
 
 
 Thing = TypeVar("Thing", bound=Named)
@@ -37,16 +37,16 @@ Thing = TypeVar("Thing", bound=Named)
 
 @dataclass(frozen=True)
 class Origin:
-    """Where something that is not built in was defined."""
+    """The origin of a plug-in."""
 
     place: str
-    """A file, or a package with its version."""
+    """A file, or a package and its version."""
     sha256: str = ""
-    """Of a file's content."""
+    """The checksum of a file's content."""
 
     @property
     def code(self) -> str:
-        """Changes when the code does: a file may be moved."""
+        """Identifies the code; independent of where a file is."""
         return self.sha256 or self.place
 
 
@@ -56,18 +56,18 @@ _loading: list[Origin] = []
 
 
 class Registry(MutableMapping[str, Thing]):
-    """Things of one kind by name, those from outside among them."""
+    """Objects of one kind by name, including plug-ins."""
 
     def __init__(self, noun: str, group: str, kind: type[Thing], built_in: Iterable[Thing]) -> None:
         self.noun, self.group, self.kind = noun, group, kind
         self._things: dict[str, Thing] = {thing.name: thing for thing in built_in}
         self.origins: dict[str, Origin] = {}
-        """Of those that are not built in, where each is from."""
+        """The origins of plug-ins."""
         self.broken: dict[str, str] = {}
-        """What an installed package offers and cannot be used, by name: why not."""
+        """Entry points that cannot be loaded, and why."""
         self._asked = False
         _registries.append(self)
-        for origin, module in _files.values():  # that were loaded before there was this registry
+        for origin, module in _files.values():  # loaded before this registry existed
             self.adopt(module, origin)
 
     def __getitem__(self, name: str) -> Thing:
@@ -91,7 +91,7 @@ class Registry(MutableMapping[str, Thing]):
         return len(self._things)
 
     def register(self, thing: Thing) -> None:
-        """Make `thing` known by its name; a file that is loaded again replaces what it defined."""
+        """Register `thing` by its name; a reloaded file replaces its earlier definitions."""
         origin = _loading[-1] if _loading else None
         there = self._things.get(thing.name)
         if there is thing:
@@ -107,7 +107,7 @@ class Registry(MutableMapping[str, Thing]):
             self.origins[thing.name] = origin
 
     def find(self, name: str) -> Thing:
-        """The thing of that name, or an error that names the nearest."""
+        """The object of that name; an error suggests the nearest one."""
         if name in self:
             return self[name]
         if name in self.broken:
@@ -117,7 +117,7 @@ class Registry(MutableMapping[str, Thing]):
         raise InputError(f"there is no {self.noun} {name!r}{hint}")
 
     def adopt(self, module: ModuleType, origin: Origin) -> int:
-        """Register what a loaded file holds of this kind; how many it holds that are its own."""
+        """Register a file's objects of this kind; return how many the file itself defines."""
         with _defining(origin):
             for thing in vars(module).values():
                 if isinstance(thing, self.kind):
@@ -137,7 +137,7 @@ class Registry(MutableMapping[str, Thing]):
                     if not isinstance(thing, self.kind):
                         raise TypeError(f"{entry.value} is no {self.kind.__name__}")
                     self.register(thing)
-            except Exception as problem:  # whatever a stranger's code does, ours must still run
+            except Exception as problem:  # a broken plug-in must not affect others
                 self.broken[entry.name] = (
                     f"the {self.noun} {entry.name!r} of the installed package {origin.place} "
                     f"cannot be used: {_told(problem)}"
@@ -145,16 +145,16 @@ class Registry(MutableMapping[str, Thing]):
 
 
 def load_file(file: Path | str, sha256: str | None = None) -> Origin:
-    """Execute a Python file and register what it defines; once, unless it has changed.
+    """Execute a Python file once and register what it defines; again only if it has changed.
 
-    With `sha256`, a file that is not the one meant is refused and not executed.
+    With `sha256`, a file with another checksum is refused and not executed.
     """
     place = Path(file).expanduser().resolve()
     try:
         code = place.read_bytes()
     except OSError as problem:
         meant = next((o for o, _ in _files.values() if sha256 and o.sha256 == sha256), None)
-        if meant is not None:  # it has moved, and --plugin said where
+        if meant is not None:  # it has moved, and --plugin gives its new path
             return meant
         raise InputError(
             f"cannot read the plug-in {place} ({problem.strerror}): bring it back, or say where it "
@@ -163,7 +163,7 @@ def load_file(file: Path | str, sha256: str | None = None) -> Origin:
     origin = Origin(str(place), hashlib.sha256(code).hexdigest())
     if sha256 is not None and origin.sha256 != sha256:
         raise InputError(
-            f"the plug-in {place} is not what it was when the run was begun (its sha256 was "
+            f"the plug-in {place} has changed since the run was started (its sha256 was "
             f"{sha256[:12]}…, is {origin.sha256[:12]}…): bring back the former, or start a new run"
         )
     if place in _files and _files[place][0] == origin:
@@ -180,9 +180,9 @@ def _execute(place: Path, code: bytes, origin: Origin) -> ModuleType:
     name = f"pfedseq_plugin_{place.stem}_{origin.sha256[:8]}"
     spec = spec_from_file_location(name, place)
     if spec is None:
-        raise InputError(f"the plug-in {place} is no Python file: its name must end in .py")
+        raise InputError(f"the plug-in {place} is not a Python file: its name must end in .py")
     module = module_from_spec(spec)
-    sys.modules[name] = module  # pydantic looks a config's annotations up there
+    sys.modules[name] = module  # pydantic resolves annotations there
     try:
         with _defining(origin):
             exec(compile(code, str(place), "exec"), vars(module))
@@ -197,7 +197,7 @@ def _execute(place: Path, code: bytes, origin: Origin) -> ModuleType:
 
 @contextmanager
 def _defining(origin: Origin) -> Iterator[None]:
-    """What is registered within is `origin`'s."""
+    """Attribute registrations in the block to `origin`."""
     _loading.append(origin)
     try:
         yield

@@ -15,7 +15,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
 
 def torch_generator(seed: int, *names: str | int) -> torch.Generator:
-    """A CPU generator of its own for one purpose, e.g. ("batches", client, round)."""
+    """A separate CPU generator for one purpose, e.g. ("batches", client, round)."""
     return torch.Generator().manual_seed(derive_seed(seed, *names))
 
 
@@ -28,8 +28,7 @@ def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
 def seeded(seed: int, *names: str | int) -> Iterator[None]:
     """PyTorch's own CPU generator for one purpose, for layers that draw their weights from it.
 
-    Without names it is seeded with `seed` itself. Afterwards it goes on as if nothing had been
-    drawn.
+    Without names it is seeded with `seed` itself. Its former state is restored afterwards.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, *names) if names else seed)

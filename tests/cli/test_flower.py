@@ -126,9 +126,9 @@ def test_a_server_that_died_without_a_word_is_noticed(tmp_path):
     process.kill()
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
         pass
-    assert ended(status.read()) == "the server was stopped in the middle", "nobody waited for it"
+    assert ended(status.read()) == "the server was stopped during the run", "nobody waited for it"
     process.wait()
-    assert ended(status.read()) == "the server was stopped in the middle"
+    assert ended(status.read()) == "the server was stopped during the run"
     status.write("finished", "all methods are done")
     assert ended(status.read()) is None
 
@@ -142,9 +142,9 @@ def test_a_run_that_has_not_begun_is_waited_for(tmp_path, monkeypatch, capsys):
     status.write("failed", "of an earlier run")
     asked = time.time()
     fates = iter([None, None, "Flower says finished:failed"])
-    with pytest.raises(InputError, match="was not begun: Flower says finished:failed"):
+    with pytest.raises(InputError, match="did not start: Flower says finished:failed"):
         follow(tmp_path, asked, lambda: next(fates))
-    assert capsys.readouterr().err.count("waiting for Flower's server to begin") == 2
+    assert capsys.readouterr().err.count("waiting for Flower's server to start") == 2
 
     def fate():
         status.write("failed", "no room on the disk")

@@ -280,10 +280,10 @@ def test_tokens_can_be_computed_ahead(command, place, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "nothing to compute ahead"),
+        ((), "nothing to precompute"),
         (
             ("--set", 'model.tokens="none"', "--set", 'adapter.layers="last 1"'),
-            "nothing to compute",
+            "nothing to precompute",
         ),
     ],
 )

@@ -184,7 +184,7 @@ def test_an_unreachable_hub_is_spoken_of_once(monkeypatch, capsys):
     monkeypatch.setattr(datasets, "load_dataset", retrying)
     with pytest.raises(InputError, match="cannot fetch me/mine"):
         hub_table("me/mine")
-    assert capsys.readouterr().err.count("the hub does not answer; trying again") == 1
+    assert capsys.readouterr().err.count("the hub does not answer; retrying") == 1
     assert written.getvalue() == "something else is worth knowing\n"
 
 

@@ -149,7 +149,7 @@ def test_bits_survive_tls_keys_and_the_death_of_every_process_in_turn(deployed, 
     deployment.wait(lambda: deployment.heard("site-0") > before)
     os.kill(StatusFile(deployment.out).read()["pid"], signal.SIGKILL)
     assert watch.wait(timeout=120) == 2
-    assert "the server was stopped in the middle" in (tmp_path / "watch.log").read_text()
+    assert "the server was stopped during the run" in (tmp_path / "watch.log").read_text()
     watch = deployment.begin("resume", deployment.out)
 
     # The SuperLink dies in round 4 with the ServerApp that it runs; it knows its sites afterwards.

@@ -100,7 +100,7 @@ def test_tokens_are_computed_ahead(folder, tmp_path):
     layers = fill_tokens(config_of(folder, tmp_path), lambda *what: said.append(what))
     assert layers == 2
     assert said[-1][1:] == (60, 60)
-    with pytest.raises(InputError, match="nothing to compute ahead"):
+    with pytest.raises(InputError, match="nothing to precompute"):
         fill_tokens(config_of(folder, tmp_path, 'adapter.layers="all"'), print)
 
 

@@ -1,5 +1,6 @@
 """The report page: what it holds, and that a real browser shows it."""
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -76,7 +77,7 @@ def test_the_content_is_that_of_the_runs(runs):
     )
     assert local["runs"][1]["cells"][-1] == [round(100 * a, 1) for a in by_hand[1]]
     assert (local["seconds"], local["bytes"]) == (2.0, 18_000)
-    assert local["runs"][0]["absent"] == [[5, (1, 3)]]
+    assert local["runs"][0]["absent"] == [[5, 2, [1, 3]]]
     assert board["lines"][0]["runs"][0]["absent"] == []
 
 
@@ -102,15 +103,19 @@ def test_clients_served_worse_are_named(tmp_path):
     """On validation pFedSeq loses nowhere; after a dent at one client of seed 0, just there."""
     made = fill(tmp_path / "run", 0)
     made.keep_records("fedrep", 0)  # below FedAvg nowhere, below Local nowhere; but no yardstick
-    assert page_content([tmp_path])["boards"][0]["behind"] == []
+    assert page_content([tmp_path])["boards"][0]["worse_off"]["total"] == 0
     lines = made.metrics.read_text().splitlines()
     dented = json.loads(lines[5])
     assert (dented["method"], dented["round"]) == ("pfedseq", 6)
     dented["validation"]["accuracy"][3] = 0.1
     made.metrics.write_text("\n".join([*lines[:5], json.dumps(dented), *lines[6:]]) + "\n")
-    found = page_content([tmp_path])["boards"][0]["behind"]
-    assert {(b["client"], b["title"], b["ours"]) for b in found} == {("north", "pFedSeq", 10.0)}
-    assert [b["than"] for b in found] == ["Local", "FedAvg"]  # the largest loss first
+    found = page_content([tmp_path])["boards"][0]["worse_off"]
+    named = {(b["client"], b["title"], b["ours"]) for b in found["listed"]}
+    assert named == {("north", "pFedSeq", 10.0)}
+    theirs = [b["theirs"] for b in found["listed"]]
+    assert theirs == sorted(theirs, reverse=True)  # the largest loss first
+    assert [(p["than"], p["number"]) for p in found["pairs"]] == [("Local", 1), ("FedAvg", 1)]
+    assert [p["mean"] for p in found["pairs"]] == pytest.approx([t - 10 for t in theirs])
 
 
 def test_a_name_cannot_leave_its_place(runs, tmp_path):
@@ -167,7 +172,7 @@ def test_who_is_refused_is_not_called_absent(tmp_path):
     made.keep_records("fedrep", 5)
     made.append(replace(record, absent=(2,), refused=(0,)))
     run_of = page_content([tmp_path])["boards"][0]["lines"][3]["runs"][0]
-    assert (run_of["absent"], run_of["refused"]) == ([[6, (2,)]], [[6, (0,)]])
+    assert (run_of["absent"], run_of["refused"]) == ([[6, 1, [2]]], [[6, 1, [0]]])
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
@@ -316,6 +321,68 @@ def test_a_thousand_clients_are_paged_and_found(browser, tmp_path):
     assert [m for m in browser.get_log("browser") if m["level"] in ("SEVERE", "WARNING")] == []
 
 
+def test_long_lists_of_clients_are_counted(browser, tmp_path, monkeypatch):
+    """Ten absent clients are too many to name; of four that are worse off, two are listed."""
+    monkeypatch.setattr(content, "MOST_WORSE_OFF", 2)
+    made = fill(tmp_path / "run", 0, clients=[f"site {n}" for n in range(12)])
+    made.keep_records("pfedseq", 5)
+    seen = [0.1 if i < 2 else 0.99 for i in range(12)]
+    record = RoundRecord("pfedseq", 6, scores_of(seen, seen), Cost(1000, 2000, 1.5, 0.5, 9.0))
+    made.append(replace(record, absent=tuple(range(10))))
+    (board,) = page_content([tmp_path])["boards"]
+    (run_of,) = board["lines"][0]["runs"]
+    assert run_of["absent"] == [[6, 10, list(range(8))]]
+    found = board["worse_off"]
+    assert (found["total"], len(found["listed"])) == (4, 2)
+    listed = [(b["client"], b["than"]) for b in found["listed"]]
+    assert listed == [("site 1", "Local"), ("site 0", "Local")]  # FedAvg's scores are lower
+    assert [(p["than"], p["number"]) for p in found["pairs"]] == [("Local", 2), ("FedAvg", 2)]
+    page = tmp_path / "page.html"
+    write_page([tmp_path], page)
+    browser.get(page.as_uri())
+    assert visible_text(browser, "#absent") == ["Absent: 10 of 12 clients in 1 of 6 rounds."]
+    assert visible_text(browser, "#worse-listed") == ["The 2 largest of 4 differences."]
+    assert visible_text(browser, "#worse-pairs tr")[1].startswith("pFedSeq Local 2 −")
+
+
+def test_labels_and_curves_on_top_of_each_other_can_be_read(browser, tmp_path, monkeypatch):
+    """Four methods that cost and score the same: labels a line apart, curves called identical."""
+    monkeypatch.setitem(HERE, "local", 0.05)
+    monkeypatch.setitem(HERE, "fedavg", 0.05)
+    monkeypatch.setitem(HERE, "fedrep", 0.0501)
+    fill(tmp_path / "run", 0)
+    page = tmp_path / "page.html"
+    write_page([tmp_path], page)
+    browser.get(page.as_uri())
+    said = browser.find_element("id", "identical").text
+    assert said == (
+        "pFedSeq, Local, FedAvg, FedRep: almost identical curves, which lie on top of each other."
+    )
+    tops = browser.execute_script(
+        "return [...document.querySelectorAll('#cost-bytes text')]"
+        ".filter((t) => board.lines.some((l) => l.title === t.textContent))"
+        ".map((t) => t.getBoundingClientRect().top)"
+    )
+    assert len(tops) == 4
+    assert min(b - a for a, b in itertools.pairwise(sorted(tops))) > 11
+
+
+@pytest.mark.slow
+def test_ten_thousand_clients_open_within_two_seconds(browser, tmp_path):
+    clients = [f"site {n:05d}" for n in range(10_000)]
+    made = fill(tmp_path / "run", 0, clients=clients)
+    counts = {i: counted([0, 0, 1], [0, 1, 1]) for i in range(len(clients))}
+    for method, records in made.by_method().items():
+        made.write_assessment(method, Assessment(6, "last", 6, records[-1].scores, counts))
+    page = tmp_path / "page.html"
+    write_page([tmp_path], page)
+    browser.get(page.as_uri())
+    timing = "return performance.getEntriesByType('navigation')[0].loadEventEnd"
+    assert browser.execute_script(timing) < 2000  # milliseconds
+    browser.find_element("id", "client-search").send_keys("07777")
+    assert len(visible_text(browser, "#client-table tr")) == 2
+
+
 def test_it_fits_a_phone(browser, runs, tmp_path):
     page = tmp_path / "page.html"
     write_page([runs], page)
@@ -341,9 +408,9 @@ def finished(accuracies):
 def test_a_site_that_was_absent_at_the_end_is_compared_with_nobody():
     """Of b nothing is known with Local, of a nothing with pFedSeq: only c has both."""
     lines = {"pfedseq": finished({1: 0.2, 2: 0.5}), "local": finished({0: 0.9, 2: 0.75})}
-    (behind,) = content._behind(lines)
-    assert (behind["client"], behind["ours"], behind["theirs"]) == ("c", 50.0, 75.0)
+    (worse,) = content._worse_off(lines)["listed"]
+    assert (worse["client"], worse["ours"], worse["theirs"]) == ("c", 50.0, 75.0)
     (lead,) = content._leads(lines, "pfedseq")
     assert lead["mean"] == -25.0
     strangers = {"pfedseq": finished({1: 0.2}), "local": finished({0: 0.9})}
-    assert content._behind(strangers) == content._leads(strangers, "pfedseq") == []
+    assert content._worse_off(strangers)["listed"] == content._leads(strangers, "pfedseq") == []

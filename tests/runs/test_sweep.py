@@ -179,7 +179,7 @@ def test_a_killed_process_leaves_its_run_to_another(tmp_path, monkeypatch):
 
         sweep(entries, tmp_path, lambda entry: begun.append(entry.label), tell=tell)
     assert begun == ["fedavg/seed_0", "local/seed_0"]
-    assert told == ["waiting for 1 of the runs, which other processes have in hand"]
+    assert told == ["waiting for 1 of the runs, which other processes have claimed"]
 
 
 def test_a_run_in_other_hands_is_waited_for(tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_a_run_in_other_hands_is_waited_for(tmp_path, monkeypatch):
         monkeypatch.setattr("pfedseq.runs.sweep.time", SimpleNamespace(sleep=sleep))
         sweep(entries, tmp_path, lambda entry: begun.append(entry.label), tell=told.append)
     assert begun == ["fedavg/seed_0", "local/seed_0"]
-    assert told == ["waiting for 1 of the runs, which other processes have in hand"]
+    assert told == ["waiting for 1 of the runs, which other processes have claimed"]
     assert looks == [SECONDS_BETWEEN_LOOKS] * 2
 
 

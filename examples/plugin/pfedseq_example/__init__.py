@@ -1,1 +1,1 @@
-"""What pfedseq does not have: a method and a data set, each one file."""
+"""Plug-ins for pfedseq, each in one file: a method, a data set, a measure, an encoder family."""

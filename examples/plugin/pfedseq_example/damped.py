@@ -1,4 +1,4 @@
-"""Damped: FedAvg whose server goes only a part of the way to the mean.
+"""Damped: FedAvg whose server moves only part of the way towards the mean.
 
 Sent down and up: θ and ω. Evaluated: the global φ on each client's data.
 
@@ -16,7 +16,7 @@ from pfedseq.methods.fedavg import FedAvgClient, FedAvgServer
 class DampedConfig(MethodConfig):
     """Options of Damped."""
 
-    share: float = Field(0.5, gt=0, le=1, description="β, how far the server goes to the mean")
+    share: float = Field(0.5, gt=0, le=1, description="β, the step towards the mean")
 
 
 class DampedServer(FedAvgServer):
@@ -25,7 +25,7 @@ class DampedServer(FedAvgServer):
     config: DampedConfig
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
-        """Go a part of the way to the mean of what came back."""
+        """Move part of the way towards the mean of the replies."""
         adapter, head, share = self.adapter, self.head, self.config.share
         super().update(t, replies)
         self.adapter = adapter + share * (self.adapter - adapter)
@@ -38,6 +38,6 @@ METHOD = Method(
     client=FedAvgClient,
     config=DampedConfig,
     title="Damped",
-    summary="FedAvg whose server goes only a part of the way to the mean",
+    summary="FedAvg whose server moves only part of the way towards the mean",
     grid={"share": (0.25, 0.5, 0.75, 1.0)},
 )

@@ -1,6 +1,6 @@
 """A family of encoders in one file: ELECTRA's discriminators, for texts.
 
-Its blocks are BERT's; only what stands before them differs.
+Its blocks are BERT's; only the layers before them differ.
 """
 
 from pfedseq.model.encoders.bert import PLACES
@@ -11,5 +11,5 @@ FAMILY = Family(
     model_types=("electra",),
     unit="text",
     places=PLACES,  # where transformers keeps the blocks and their projections
-    below=("embeddings", "embeddings_project"),  # what stands before the first block
+    below=("embeddings", "embeddings_project"),  # before the first block
 )

@@ -1,4 +1,4 @@
-"""Images in one flat folder whose names say all: `OWNER_CLASS_ANYTHING.png`."""
+"""Images in one flat folder, named `OWNER_CLASS_ANYTHING.png`."""
 
 from pfedseq.data.config import DataConfig
 from pfedseq.data.file_tree import FileTree
@@ -9,7 +9,7 @@ from pfedseq.errors import InputError
 
 
 def open_named_files(config: DataConfig, location: Location) -> Source:
-    """Every image of the folder, its owner and its class from its name."""
+    """All images of the folder, with owner and class from their names."""
     tree = FileTree(location.folder_or_archive("the folder of images"))
     entries = []
     for member in tree.images():

@@ -1,4 +1,4 @@
-"""How often the right class is among the two likeliest."""
+"""Top-2 accuracy: how often the true class is among the two most likely."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from pfedseq import Measure
 
 
 def top_two(predictions):
-    """The share of examples; None where there are only two classes and it says nothing."""
+    """The share of examples; None with two classes, where it is always 1."""
     if predictions.num_classes <= 2:
         return None
     likeliest = np.argsort(-predictions.probabilities, axis=1, kind="stable")[:, :2]
     return float((likeliest == predictions.labels[:, None]).any(axis=1).mean())
 
 
-MEASURE = Measure("top_two", "right among two", True, top_two, pooled="mean")
+MEASURE = Measure("top_two", "top-2 accuracy", True, top_two, pooled="mean")

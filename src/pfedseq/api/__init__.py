@@ -24,9 +24,9 @@ def run(
 ) -> RunSummary:
     """Run every method of a config into the folder `out`; returns what summary.json holds.
 
-    An unfinished run of the same config that is there already is continued. `listener` gets every
-    round's record, `tell` sentences that the user should know. `data` are the clients' examples, in
-    place of the config's [data]: `{"site_a": (x, y), "site_b": data_set}` with images (uint8, or
+    If `out` holds an unfinished run of the same config, it is continued. `listener` receives each
+    round's record, `tell` messages for the user. `data` replaces the config's [data]:
+    `{"site_a": (x, y), "site_b": data_set}` with images (uint8, or
     floats in [0, 1]; channels first or last; PIL) or texts, and labels that are numbers or names.
     """
     summary = runs.run(config, out, listener, tell, data)
@@ -40,9 +40,9 @@ def resume(
     tell: runs.Tell = runs.tell_nobody,
     data: Given | None = None,
 ) -> RunSummary:
-    """Continue a run from its last checkpoints; the results are those of an unbroken run.
+    """Continue a run from its last checkpoints; the results equal those of an uninterrupted run.
 
-    A run whose `data` were given needs the same data again.
+    A run that was started with `data` needs the same data again.
     """
     summary = runs.resume(out, listener, tell, data)
     draw_curves(RunFolder(Path(out)))

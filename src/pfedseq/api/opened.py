@@ -1,4 +1,4 @@
-"""A run's folder as an object: its config, its results as data frames, its clients' models."""
+"""A run's folder as an object: config, results as data frames, clients' models."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 def open_run(folder: Path | str) -> Run:
-    """The run in a folder, finished or not."""
-    path = Path(folder).absolute()  # wherever the program goes from here
+    """Open the run in a folder, finished or not."""
+    path = Path(folder).absolute()  # survives a change of the working directory
     if not RunFolder(path).config.exists():
         raise InputError(f"{path} holds no run: it has no config.toml")
     return Run(path)
 
 
 class Run:
-    """What a run has left in its folder."""
+    """The results folder of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,12 +47,12 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        """The run's, every option written out."""
+        """The run's resolved config."""
         return read_config(self._folder.config)
 
     @property
     def summary(self) -> RunSummary:
-        """The result of every method; of an unfinished run, as far as it has come."""
+        """The result of every method; of an unfinished run, up to its last evaluated round."""
         if self._folder.summary.exists():
             return self._folder.read_summary()
         methods = {
@@ -126,7 +126,7 @@ class Run:
         return frame.sort_index()
 
     def model(self, client: str, method: str | None = None) -> ClientModel:
-        """A client's personal model; of the run's methods the first, unless one is named.
+        """A client's personal model, from `method` or from the run's first method.
 
         `client` is a client's name, its folder's name such as `client_03`, or its number.
         """
@@ -153,7 +153,7 @@ class ClientModel(nn.Module):
 
     @torch.no_grad()
     def predict_proba(self, examples: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """(n, C): how likely each class is."""
+        """Class probabilities (n, C)."""
         if not self.class_names:
             raise InputError("a language model names no classes: `predict` gives its answers")
         parts = [
@@ -164,7 +164,7 @@ class ClientModel(nn.Module):
         return found
 
     def predict(self, examples: Sequence[Any]) -> list[str]:
-        """The likeliest class of each example, by name; of a language model, its answers."""
+        """The name of the most likely class of each example; of a language model, its answers."""
         if not self.class_names:
             writer = Writer(self.personal, Writing())
             return [writer.write(self.personal.read(_raw(one))) for one in examples]
@@ -178,7 +178,7 @@ def _raw(one: Any) -> tuple[str, Any]:
         return ("text", one) if not Path(one).is_file() else (one, Path(one).read_bytes())
     if isinstance(one, Image.Image) or hasattr(one, "shape"):
         return "an image", pixels(one, "an image")
-    raise InputError(f"a {type(one).__name__} is no example: give file names, images or texts")
+    raise InputError(f"a {type(one).__name__} is not an example: pass file names, images or texts")
 
 
 def _over_clients(scores: Scores | None, name: str) -> dict[str, float]:

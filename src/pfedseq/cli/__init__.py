@@ -1,4 +1,4 @@
-"""The command line: thin functions over the Python API, one sentence for every user's error."""
+"""The command line: thin functions over the Python API, one sentence per user error."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy", "pydantic", "flwr")
 ROUNDS, WARMUP = 3, 1
 LARGEST_DIFFERENCE = 1e-3
-"""Of two runs' adapters, relative to their size; float32 on two devices differs by some 1e-5."""
+"""Tolerated relative difference of two runs' adapters; float32 differs by about 1e-5."""
 
 
 def doctor(
@@ -68,7 +68,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _devices(chosen: list[torch.device]) -> Iterator[tuple[str, str]]:
-    """The devices in use; the precision that runs have unless a config says otherwise."""
+    """The devices in use, and the default precision."""
     import torch
 
     for device in chosen:

@@ -239,7 +239,7 @@ def tune(
     plugin: Plugins = None,
     overrides: Overrides = None,
 ) -> None:
-    """Search for good options on validation data alone, with one budget for every method.
+    """Search for good options on validation data, with the same budget for every method.
 
     First the local learning rate is searched, up and down from the config's own, then the method's
     own options at the best rate. --grid tries the values you name instead. The best trial has the

@@ -1,7 +1,7 @@
-"""Commands whose help explains their arguments, whatever the versions of typer and click.
+"""Commands whose help explains their arguments with any version of typer and click.
 
 Typer before 0.21, which Flower asks for, sets the help of an argument and then lets click 8.5
-overwrite it with nothing. Here it is taken from the function once more.
+overwrite it with nothing. This class restores it from the function.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typer.models import ArgumentInfo
 
 
 class ExplainedCommand(TyperCommand):
-    """A command that has the help of its arguments."""
+    """A command that keeps the help of its arguments."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -185,7 +185,7 @@ def watch(
 ) -> None:
     """Watch a federation's run on the SuperLink's machine until it ends.
 
-    If the last attempt has ended, a new one is waited for a while.
+    If the last attempt has ended, it waits a while for a new one.
 
     Example: `pfedseq flower watch results`
     """
@@ -202,7 +202,7 @@ def log(
     out: Annotated[Path, typer.Argument(help="Results folder of a federation's run.")],
     site: Annotated[str | None, typer.Option(help="Show this site alone.")] = None,
 ) -> None:
-    """Show who joined, answered, was silent or was refused, and when.
+    """Show which sites joined, answered, were silent or were refused, and when.
 
     Example: `pfedseq flower log results --site clinic-a`
     """
@@ -220,7 +220,8 @@ def site(
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink, or of its proxy.")],
     name: Annotated[str, typer.Option(help="This site's name.")],
     state: Annotated[
-        Path, typer.Option(help="The site's own folder: its client's memory and personal models.")
+        Path,
+        typer.Option(help="The site's own folder, for its client's state and personal models."),
     ],
     data: Annotated[
         Path | None,
@@ -236,19 +237,20 @@ def site(
         bool, typer.Option("--insecure", help="Without TLS; for trials on one machine.")
     ] = False,
     key: Annotated[
-        Path | None, typer.Option(help="The site's private key, whose other half is registered.")
+        Path | None, typer.Option(help="The site's private key; its public key is registered.")
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="Where the backbone lies here, if elsewhere than at the run.")
+        str | None,
+        typer.Option(help="Path of the backbone at this site, if it differs from the run's."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1 or mps; default: the best there is.")
+        str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. Default: the best available.")
     ] = None,
 ) -> None:
-    """Run a site: answer a federation's messages from this machine's own data, until stopped.
+    """Run a site: answer a federation's messages with this machine's own data, until stopped.
 
-    It stands where Flower's SuperNode would, and runs no app: what a message can ask for is what
-    the installed pfedseq answers.
+    It replaces Flower's SuperNode and runs no app: it executes only the steps of the installed
+    pfedseq.
 
     Examples:
 
@@ -336,7 +338,7 @@ def proxy(
         str, typer.Option(help="HOST:PORT of the SuperLink on this machine.")
     ] = "127.0.0.1:9091",
 ) -> None:
-    """Write a config for nginx that lets the sites reach the SuperLink, and nobody its controls.
+    """Write an nginx config that exposes only the SuperLink's interface for sites.
 
     Example: `pfedseq flower proxy proxy --listen 0.0.0.0:9092 --superlink 127.0.0.1:9091`
     """

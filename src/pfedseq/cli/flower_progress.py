@@ -1,4 +1,4 @@
-"""A run that is handed to Flower: what its server says of it, until it has ended."""
+"""Submits a run to Flower and shows its server's status until it ends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 WATCH_SECONDS = 1.0
 NEW_ATTEMPT_SECONDS = 30.0
-"""How long an attempt that has ended is not taken for the last word."""
+"""Seconds to wait for a new attempt after one has ended."""
 AGAIN = "submit it again without a config to continue: flwr run APP LINK --run-config 'out=\"…\"'"
 TELL_SECONDS = 20.0
-"""After which, and how often, it is said what a run that has not begun is waited for."""
+"""Interval in seconds of the messages while a run has not started."""
 
 
 def submit(federation: Any, out: Path, config: Path | None, accept: Sequence[str] = ()) -> None:
-    """Hand the run to Flower, and watch it: only what our own server writes says how it ended."""
+    """Submit the run to Flower and watch it; the outcome is what our own server writes."""
     from pfedseq.deployment.loopback import CONNECTION
 
     asked = time.time()
@@ -46,7 +46,7 @@ def submit(federation: Any, out: Path, config: Path | None, accept: Sequence[str
 
 
 def since(file: StatusFile) -> float:
-    """From when a word of the server counts: a little later, where the last attempt has ended."""
+    """The time from which the server's status counts; later if the last attempt has ended."""
     how = file.read()
     why = how.get("sentence") if how.get("state") == "failed" else ended(how)
     if not why:
@@ -65,7 +65,7 @@ def since(file: StatusFile) -> float:
 
 
 def follow(out: Path, asked: float, fate: Callable[[], str | None], again: str = "") -> None:
-    """Show how a run stands from `asked` on; `fate` says why one that has not begun never will."""
+    """Show a run's progress from `asked` on; `fate` explains why a run will never start."""
     from pfedseq.config import load_config
     from pfedseq.deployment.status import StatusFile
     from pfedseq.report.figures import draw_curves
@@ -100,7 +100,7 @@ def follow(out: Path, asked: float, fate: Callable[[], str | None], again: str =
 
 
 def _await_server(out: Path, file: Any, asked: float, fate: Callable[[], str | None]) -> None:
-    """Until our server has written how the run stands, however long the machine takes to start it.
+    """Wait until our server has written a status, however long it takes to start.
 
     A run may have to wait for another one to end, and a server for its backbone to be downloaded.
     """
@@ -111,9 +111,9 @@ def _await_server(out: Path, file: Any, asked: float, fate: Callable[[], str | N
             told = now
             why = fate()
             if why and file.read().get("at", -1.0) < asked:
-                raise InputError(f"{out} was not begun: {why}; the SuperLink's log says more")
+                raise InputError(f"{out} did not start: {why}; the SuperLink's log says more")
             print(
-                f"pfedseq: waiting for Flower's server to begin {out} ({now - begun:.0f} s so far; "
+                f"pfedseq: waiting for Flower's server to start {out} ({now - begun:.0f} s so far; "
                 "Ctrl-C stops waiting, not the run)",
                 file=sys.stderr,
             )
@@ -121,9 +121,9 @@ def _await_server(out: Path, file: Any, asked: float, fate: Callable[[], str | N
 
 
 def ended(how: dict[str, Any]) -> str | None:
-    """What to say of a server that ended without a word; None while it runs, or ended well."""
+    """Explain a server that ended without a status; None while it runs or if it ended well."""
     from pfedseq.deployment.loopback import running
 
     if how.get("state") in ("finished", "failed", None) or running(how["pid"], how["created"]):
         return None
-    return "the server was stopped in the middle"
+    return "the server was stopped during the run"

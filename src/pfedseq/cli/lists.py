@@ -1,4 +1,4 @@
-"""`pfedseq methods`, `datasets`, `backbones`, `presets`, `options`: what there is to choose."""
+"""`pfedseq methods`, `datasets`, `backbones`, `presets`, `options`: lists of what can be chosen."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pfedseq.serving.evaluation import Evaluation
 
 NARROWEST_NAME = 12
-"""Columns that a client's name has however many measures there are."""
+"""Minimum width of the column of client names."""
 MOST_CLASSES = 30
 """Rows of a table of classes; --json has all of them."""
 
 
 def print_predictions(predictions: Sequence[Prediction | Answer]) -> None:
-    """A line for each example: the likeliest classes with their shares, or the answer."""
+    """One line per example: the most likely classes with their probabilities, or the answer."""
     for one in predictions:
         if isinstance(one, Answer):
             written = f"{escape(one.prompt)}: [bold]{escape(one.text)}[/bold]"
@@ -37,7 +37,7 @@ def print_predictions(predictions: Sequence[Prediction | Answer]) -> None:
 
 
 def print_evaluations(found: Mapping[str, Evaluation]) -> None:
-    """A row for each client; of a single one also a row for each class."""
+    """One row per client; for a single client also one row per class."""
     table = plain_table()
     table.add_column("client", overflow="fold", min_width=NARROWEST_NAME)
     measures = [measure for name, measure in MEASURES.items() if _defined(found, name)]
@@ -65,7 +65,7 @@ def _print_classes(one: Evaluation) -> None:
     table.add_column("class", overflow="fold")
     table.add_column(f"{one.unit}s", justify="right", no_wrap=True)
     table.add_column("recall", justify="right", no_wrap=True)
-    table.add_column("mistaken most often for", overflow="fold")
+    table.add_column("most often predicted as", overflow="fold")
     counts = one.confusion.sum(1)
     seen = [number for number in range(len(counts)) if counts[number]]
     for number in seen[:MOST_CLASSES]:
@@ -77,4 +77,4 @@ def _print_classes(one: Evaluation) -> None:
         table.add_row(escape(one.class_names[number]), f"{counts[number]:,}", share, escape(taken))
     console.print("[italic]Recall in % of each class[/italic]", table, sep="\n")
     if len(seen) > MOST_CLASSES:
-        console.print(f"… and {len(seen) - MOST_CLASSES} classes more; --json has them all")
+        console.print(f"… and {len(seen) - MOST_CLASSES} more classes; --json lists all")

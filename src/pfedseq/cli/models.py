@@ -1,4 +1,4 @@
-"""`pfedseq predict`, `evaluate`, `export` and `import`: what the clients' models are for."""
+"""`pfedseq predict`, `evaluate`, `export` and `import`: using the clients' models."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def predict(
     unit = model.reader.unit
     how = _writing(model, top, max_new_tokens, temperature, seed)
     named, found, problems = [], [], []
-    for example in examples:  # one that is missing keeps nobody from the others
+    for example in examples:  # a missing file does not prevent the other predictions
         try:
             named += find_kind(unit).find([example])
         except InputError as missing:

@@ -1,4 +1,4 @@
-"""Options that several commands have, and the config values they stand for."""
+"""Options shared by several commands, and the config values they set."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Track = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(help="cpu, cuda (all cards), cuda:1, cuda:0,cuda:1, mps or auto."),
+    typer.Option(help="cpu, cuda (all GPUs), cuda:1, cuda:0,cuda:1, mps or auto."),
 ]
 
 
@@ -49,7 +49,7 @@ Plugins = Annotated[
 
 
 def load_plugins(files: list[Path] | None) -> None:
-    """Make what the user's own files define known to this process."""
+    """Load the user's plug-in files."""
     if files:
         from pfedseq.config import load_plugin
 
@@ -60,14 +60,14 @@ def load_plugins(files: list[Path] | None) -> None:
 def assignments(
     overrides: list[str] | None, rounds: int | None, seed: int | None, device: str | None
 ) -> list[str]:
-    """The config values that options stand for, as --set would give them."""
+    """The config overrides that options stand for, in the form of --set."""
     options = {"run.rounds": rounds, "run.seed": seed, "engine.device": device}
     given = [f"{key}={value}" for key, value in options.items() if value is not None]
     return [*(overrides or []), *given]
 
 
 def words(text: str | None) -> list[str]:
-    """What a comma-separated option names."""
+    """The items of a comma-separated option."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
@@ -80,12 +80,12 @@ def numbers(text: str | None, option: str) -> list[int]:
 
 
 def tell(sentence: str) -> None:
-    """Let the user know something that is no error."""
+    """Print a message that is not an error."""
     print(f"pfedseq: note: {sentence}", file=sys.stderr)
 
 
 def tell_once() -> Callable[[str], None]:
-    """Tell each sentence the first time only: every seed's world has the same to say."""
+    """Print each message only once: every seed's world repeats them."""
     told: set[str] = set()
 
     def tell_new(sentence: str) -> None:
@@ -98,7 +98,7 @@ def tell_once() -> Callable[[str], None]:
 
 @contextmanager
 def interruptible(what_now: str) -> Iterator[None]:
-    """Leave with a sentence when Ctrl-C stops the work within."""
+    """Exit with a message when Ctrl-C interrupts the block."""
     from pfedseq.runs.interrupt import StopAtOnce
 
     try:
@@ -106,5 +106,5 @@ def interruptible(what_now: str) -> Iterator[None]:
     except KeyboardInterrupt as how:
         print(f"pfedseq: interrupted; {what_now}", file=sys.stderr, flush=True)
         if isinstance(how, StopAtOnce):
-            os._exit(EXIT_INTERRUPTED)  # an ordinary exit would wait for clients that train
+            os._exit(EXIT_INTERRUPTED)  # an ordinary exit would wait for training threads
         raise typer.Exit(EXIT_INTERRUPTED) from None

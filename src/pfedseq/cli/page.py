@@ -23,7 +23,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page with tables, curves, clients, costs and calibrations.
 
-    It opens from disk without a network. Unfinished runs are shown as far as they are.
+    It opens from disk without a network. An unfinished run is shown up to its last evaluation.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`pfedseq run`, `resume` and `compare`: what trains."""
+"""`pfedseq run`, `resume` and `compare`: the commands that train."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def compare(
 
 
 def _show(config: Any, work: Any, folder: Path, track: str | None) -> None:
-    """Run `work` behind a progress display, then print the table and where things are."""
+    """Run `work` with a progress display, then print the tables and the result paths."""
     from pfedseq.report.progress import ProgressDisplay
     from pfedseq.report.tables import print_results
     from pfedseq.report.tracking import open_tracking
@@ -163,7 +163,7 @@ def _show(config: Any, work: Any, folder: Path, track: str | None) -> None:
         print(f"pfedseq: warning: {sentence}", file=sys.stderr)
     with interruptible(f"`pfedseq resume {folder}` continues"):
         home = RunFolder(folder)
-        # Rounds of a run with other options are not shown as if they were of this one.
+        # Do not show the rounds of a run with other options as progress of this one.
         earlier = home.by_method() if home.other_options(config) is None else {}
         with ProgressDisplay(config.run.methods, config.run.rounds, earlier) as display:
 

@@ -177,7 +177,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _token(file: Path | None) -> str | None:
-    """The token of a file or of the environment; never of the command line, which all can see."""
+    """The token from a file or the environment; the command line is visible to all users."""
     if file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:

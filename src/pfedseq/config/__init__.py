@@ -1,4 +1,4 @@
-"""A run as a TOML file: read, checked against unknown keys and wrong values, saved resolved."""
+"""The config of a run: read from TOML, validated, and saved with every option resolved."""
 
 from pfedseq.config.config import Config
 from pfedseq.config.reading import dump_config, load_config, load_plugin, make_config, read_config

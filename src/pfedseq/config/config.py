@@ -1,4 +1,4 @@
-"""The config of a whole run, and what its sections mean together."""
+"""The config of a whole run, and the checks that involve several sections."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Config(BaseConfig):
         common = self.training.model_dump(include=set(LocalTraining.model_fields))
         own, where = self.methods.get(name, {}), f"methods.{name}."
         if own.get("optimizer", common["optimizer"]) != common["optimizer"]:
-            del common["lr"], common["head_lr"]  # another optimizer's rates mean something else
+            del common["lr"], common["head_lr"]  # rates do not carry over between optimizers
         elif common["head_lr"] is not None and "lr" in own and "head_lr" not in own:
             lr = validated(method.config, {**common, **own, "head_lr": None}, where).lr
             common["head_lr"] = lr * self.training.head_ratio
@@ -118,12 +118,12 @@ class Config(BaseConfig):
         return validated(method.config, given, where)
 
     def advice(self) -> list[str]:
-        """Sentences about what is allowed but hardly meant."""
+        """Warnings about options that are valid but probably unintended."""
         rounds = self.run.rounds
         return [s for name in self.run.methods for s in self.method_config(name).advice(rounds)]
 
     def resolved(self) -> Config:
-        """The same run with every option written out; refuses what a method does not know."""
+        """The same run with every option resolved; refuses options unknown to a method."""
         for name in self.methods:
             find_method(name)
         spelt = {name: self._spelt(name) for name in self.run.methods}
@@ -131,7 +131,7 @@ class Config(BaseConfig):
         return spelt_out.with_image_size(quick_image_size(self.model.backbone))
 
     def sized(self) -> Config:
-        """The same run with `data.image_size` set, to the backbone's own where it was left out."""
+        """The same run with `data.image_size` set, by default to the backbone's."""
         if self.data.unit != "image" or self.data.image_size is not None:
             return self
         from pfedseq.model.backbone import load_backbone  # takes seconds, and few configs need it
@@ -149,7 +149,7 @@ class Config(BaseConfig):
         return self.model_copy(update={"data": data})
 
     def _spelt(self, name: str) -> dict[str, Any]:
-        """All options of a method but what it takes over from [training] as that stands there."""
+        """A method's options except those inherited unchanged from [training]."""
         options, own = self.method_config(name), self.methods.get(name, {})
         if options.optimizer_state == "average":
             self._refuse_averages(name)
@@ -157,7 +157,7 @@ class Config(BaseConfig):
         return options.model_dump(exclude_none=True, exclude=common)  # TOML has no null
 
     def _refuse_averages(self, name: str) -> None:
-        """Say where second moments cannot be averaged."""
+        """Refuse `optimizer_state = "average"` where second moments cannot be averaged."""
         why = ""
         if find_method(name).client.sent_model is None:
             why = f"{name} averages no whole models, so no moments belong to an average"

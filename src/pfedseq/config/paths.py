@@ -1,4 +1,4 @@
-"""Paths in a config: relative ones count from the config's folder, and are written out whole."""
+"""Paths in a config: relative to the config's folder, and saved as absolute paths."""
 
 import re
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ _NEVER_A_PATH = re.compile(r"demo|demo-llm|random:.*")
 def write_out_paths(values: dict[str, Any], folders: Sequence[Path]) -> None:
     """Make the relative paths of a config absolute, in place.
 
-    A path is looked for in `folders` in turn. What is in none of them counts from the first,
-    unless it may be the name of something on the hub.
+    A path is looked up in `folders` in turn. If none has it, it is relative to the first, unless it
+    may be a name on the hub.
     """
     for section, key in PATH_KEYS:
         table = values.get(section)

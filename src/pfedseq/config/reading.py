@@ -1,4 +1,4 @@
-"""Config files: read with their overrides and plug-ins, and written out."""
+"""Reads config files with overrides and plug-ins, and writes resolved ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def load_config(
 ) -> Config:
     """Read a TOML file or a preset, apply `section.key=value` overrides, check everything.
 
-    Relative paths in the file count from its folder (or, where nothing is there, from the current
-    one); those of overrides and of presets from the current folder. The Python files that it names
-    as its plug-ins, and those of `plugins`, are executed.
+    Relative paths in the file are relative to its folder (or, if nothing exists there, to the
+    current one); those of overrides and presets to the current folder. The plug-in files that the
+    config and `plugins` name are executed.
     """
     values = _read(path)
     given = [*values.pop("plugins", []), *map(str, plugins)]
@@ -34,20 +34,20 @@ def load_config(
 
 
 def read_config(path: Path | str) -> Config:
-    """The config of a run, for those that only look: nothing of it is executed.
+    """Read the config of a run for inspection; no plug-in is executed.
 
-    Its methods may be a plug-in's that is not here.
+    Its methods may come from a plug-in that is not installed here.
     """
     return validated(Config, _read(path), "", only_look=True)
 
 
 def load_plugin(file: Path | str) -> None:
-    """Execute a Python file: what it defines is known in this process from now on."""
+    """Execute a Python file and register what it defines in this process."""
     load_file(file)
 
 
 def _loaded_plugin(given: Any) -> dict[str, str]:
-    """Execute a file that a config names; its path and checksum."""
+    """Execute a plug-in file of a config; return its path and checksum."""
     plugin = validated(PluginConfig, given, "plugins.")
     origin = load_file(plugin.file, plugin.sha256)
     return {"file": origin.place, "sha256": origin.sha256}
@@ -70,7 +70,7 @@ def _read(path: Path | str) -> dict[str, Any]:
 
 
 def make_config(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """A config from nested dicts, as TOML would give them; its plug-ins are not executed."""
+    """Make a config from nested dicts as read from TOML; plug-ins are not executed."""
     merged = _deep_copy(values)
     for override in overrides:
         _apply(merged, override)

@@ -1,4 +1,4 @@
-"""The sections of a config that belong to no room of their own: run, model, training, engine …"""
+"""Config sections without a package of their own: run, model, training, engine, …"""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ from pfedseq.training.loss import LossConfig
 
 
 class RunConfig(BaseConfig):
-    """[run]: what is run, and for how long."""
+    """[run]: methods, rounds, seed and evaluation."""
 
-    name: str = Field("run", pattern=r"^[\w.-]+$", description="names the results folder")
+    name: str = Field(
+        "run", pattern=r"^[\w.-]+$", description="name of the run, part of its default folder"
+    )
     methods: tuple[str, ...] = Field(("pfedseq",), min_length=1, description="methods, in order")
-    rounds: int = Field(80, ge=1, description="T, communication rounds; paper: 80")
-    seed: int = Field(0, ge=0, description="decides partitions, initial weights and batch orders")
+    rounds: int = Field(80, ge=1, description="number of communication rounds; paper: 80")
+    seed: int = Field(0, ge=0, description="seed of partitions, initial weights and batch orders")
     evaluate_every: int = Field(
         1, ge=1, description="rounds between two evaluations; the last round always has one"
     )
     checkpoint_every: int = Field(1, ge=1, description="rounds between two checkpoints")
     headline: str = Field(
         "accuracy",
-        description="the measure that tables, tuning, the best round and the harm alarm go by "
-        "(default for dialogues: perplexity): "
-        f"{', '.join(MEASURES)}",
+        description="the measure that ranks methods, trials and rounds (default for dialogues: "
+        f"perplexity): {', '.join(MEASURES)}",
     )
     measures: tuple[str, ...] = Field(
         (),
-        description="measures of every evaluation, beside accuracy, loss and the headline; after "
-        "the last round there are all",
+        description="further measures of every evaluation besides accuracy, loss and the headline; "
+        "after the last round all measures are computed",
     )
     keep: Literal["last", "best_on_validation"] = Field(
         "last",
-        description="whose models the clients keep: the last round's, or those of the round with "
+        description="which models the clients keep: those of the last round, or of the round with "
         "the best mean headline on validation data",
     )
     patience: int | None = Field(
         None,
         ge=1,
-        description="evaluations without a better mean headline on validation data after which a "
-        "method stops; default: never",
+        description="stop a method after this many evaluations without a better mean headline on "
+        "validation data; default: never",
     )
 
     @field_validator("headline")
@@ -58,7 +59,7 @@ class RunConfig(BaseConfig):
     @field_validator("measures")
     @classmethod
     def _known_measures(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        """Measures that are known here, unless one only looks at somebody's results."""
+        """Refuse unknown measures, except when only reading results."""
         for name in names if not (info.context or {}).get("only_look") else ():
             if name not in MEASURES:
                 raise ValueError(f"there is no measure {name!r}: known are {', '.join(MEASURES)}")
@@ -66,7 +67,7 @@ class RunConfig(BaseConfig):
 
     @property
     def each_evaluation(self) -> tuple[str, ...]:
-        """The measures of every evaluation, each once."""
+        """The measures of every evaluation, without duplicates."""
         return tuple(dict.fromkeys((*ALWAYS, self.headline, *self.measures)))
 
 
@@ -80,27 +81,29 @@ class ModelConfig(BaseConfig):
     )
     mean: tuple[float, float, float] | None = Field(
         None,
-        description="of the inputs in [0, 1], or `imagenet` or `half` for mean and std; default: "
-        "the backbone's own, else as a weights file is recognised, else 0.5",
+        description="mean of the inputs in [0, 1], or `imagenet` or `half` for mean and std; "
+        "default: the backbone's, or 0.5 if it is unknown",
     )
-    std: tuple[float, float, float] | None = Field(None, description="as `mean`")
+    std: tuple[float, float, float] | None = Field(
+        None, description="standard deviation of the inputs, like `mean`"
+    )
     num_heads: int | None = Field(
-        None, ge=1, description="for a timm-format file whose heads are not 64 wide"
+        None, ge=1, description="attention heads of a timm-format file, if they are not 64 wide"
     )
     pooling: Literal["mean", "first", "last", "max"] | None = Field(
         None,
-        description="for texts: how the outputs over a text's tokens become its feature; default: "
-        "as a checkpoint of sentence-transformers says, else their mean",
+        description="for texts: how the outputs of a text's tokens are pooled to its feature; "
+        "default: as in the sentence-transformers checkpoint, otherwise their mean",
     )
     tokens: Literal["float32", "float16", "none"] = Field(
         "float32",
-        description="how the tokens below the first adapted layer are kept: exactly, in half the "
-        "room, or computed anew each time; see adapter.layers",
+        description="how outputs of the frozen layers below the first adapter are cached: exactly, "
+        "in half the space, or not at all; see adapter.layers",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="of the products in the adapted layers: bfloat16 is up to twice as fast on "
-        "processors and cards that know it; all else stays float32",
+        description="precision of matrix products in the adapted layers: bfloat16 is up to twice "
+        "as fast on hardware that supports it; everything else stays float32",
     )
 
     @model_validator(mode="before")
@@ -122,65 +125,64 @@ class ModelConfig(BaseConfig):
 
 
 class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
-    """[training]: local training, for every method that does not say otherwise."""
+    """[training]: local training; [methods.NAME] overrides it for one method."""
 
     head_lr: float | None = Field(
         2.0,
         gt=0,
-        description="rate of the heads; a method with an `lr` of its own keeps the ratio of the "
-        "two; paper: as `lr`",
+        description="learning rate of the heads; a method that sets its own `lr` keeps the ratio; "
+        "paper: as `lr`",
     )
     head: HeadKind = Field(
         "both",
         description="for methods with private heads (pfedseq, fedrep, pfedhn, pfedla, pefll): a "
-        "`private` head of each client's own, a `common` one for all, or the sum of a common and a "
-        "private part; paper: private",
+        "`private` head per client, a `common` one for all, or the sum of a common and a private "
+        "part (`both`); paper: private",
     )
-    batch_size: int = Field(8, ge=1, description="paper: 32")
+    batch_size: int = Field(8, ge=1, description="examples per local step; paper: 32")
     examples_per_round: int | None = Field(
         None,
         ge=1,
-        description="how many of its training examples a client draws for a round, for short "
-        "rounds on much data; default and paper: all",
+        description="number of training examples that a client samples for a round, for short "
+        "rounds on large data sets; default and paper: all",
     )
 
 
 class EngineConfig(BaseConfig):
-    """[engine]: where and how it runs; beyond rounding nothing here changes a result."""
+    """[engine]: devices, threads and memory; results change by rounding at most."""
 
     kind: Literal["local", "wire"] = Field(
-        "local", description="in this process, or with every message turned into bytes and back"
+        "local", description="in this process, or with every message serialised and parsed"
     )
     clients_per_pass: int = Field(
         0,
         ge=0,
-        description="clients whose batches go through the backbone in one pass; 1: none together; "
-        "0: about 40 images, 64 on a card, and a group of clients for each core or card; changes "
-        "the last bits",
+        description="clients that share a pass through the backbone; 1: none; 0: as many as fill "
+        "about 40 images (64 on a GPU), with a group of clients per core or GPU; changes the "
+        "last bits",
     )
     threads: int = Field(
-        0, ge=0, description="groups of clients side by side; 0: one per core or card"
+        0, ge=0, description="groups of clients in parallel; 0: one per core or GPU"
     )
     threads_per_client: int = Field(
-        1, ge=1, description="PyTorch's threads within a pass; changes the last bits"
+        1, ge=1, description="PyTorch threads within a pass; changes the last bits"
     )
     states: Literal["memory", "disk"] = Field(
-        "memory", description="where clients' memories wait for the next round; disk: for many"
+        "memory", description="where clients' states are stored; disk for many clients"
     )
     device: str | tuple[str, ...] = Field(
         "auto",
-        description="where tensors live: cpu, mps, cuda (all graphics cards) or cuda:1, or a list "
-        "such as cuda:0,cuda:2, each of which takes a share of the clients; auto: all cards, or "
-        "the best there is",
+        description="cpu, mps, cuda (all GPUs) or cuda:1, or a list such as cuda:0,cuda:2 over "
+        "which clients are distributed; auto: all GPUs, or the best available device",
     )
 
     @field_validator("device", mode="before")
     @classmethod
     def _known_devices(cls, given: Any) -> Any:
-        """One name, or several: `a,b` is read as a list."""
+        """Split `a,b` into a list of device names."""
         names = given.split(",") if isinstance(given, str) else given
         if not isinstance(names, list | tuple) or not names:
-            raise ValueError("a device's name, or a list of them, is needed")
+            raise ValueError("must be the name of a device, or a list of names")
         names = tuple(str(name).strip() for name in names)
         for name in names:
             if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
@@ -195,30 +197,28 @@ class FlowerConfig(BaseConfig):
         None, ge=1, description="sites to wait for before round 1; default: data.num_clients"
     )
     start_seconds: float = Field(
-        600, gt=0, description="how long to wait for the sites before round 1"
+        600, gt=0, description="seconds to wait for the sites before round 1"
     )
     answer_seconds: float = Field(
-        3600, gt=0, description="after which a site that has not answered counts as absent"
+        3600, gt=0, description="seconds after which a site that has not answered is absent"
     )
     classes: Literal["same", "merge"] = Field(
         "same",
-        description="where sites' own data have other classes: refuse them, or tell apart all "
-        "classes that any site has, by name",
+        description="if sites have different classes: refuse them, or use the union of all classes "
+        "by name",
     )
     max_reply_mb: float = Field(
-        64, gt=0, description="a site's reply of more megabytes is refused before it is unpacked"
+        64, gt=0, description="larger replies of a site, in megabytes, are refused unread"
     )
-    newcomers: bool = Field(
-        True, description="let in sites that come once round 1 has begun, with the next round"
-    )
+    newcomers: bool = Field(True, description="admit sites that connect after round 1 has started")
 
 
 class PluginConfig(BaseConfig):
-    """[[plugins]]: a Python file with a method or another thing of one's own."""
+    """[[plugins]]: a Python file with a user's method, data set, encoder or measure."""
 
-    file: str = Field(description="its path")
+    file: str = Field(description="path of the file")
     sha256: str | None = Field(
-        None, description="checksum of its content, so that a resumed run has the same"
+        None, description="checksum of its content, which a resumed run verifies"
     )
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""Values that are checked against a section; what is wrong is said in one sentence."""
+"""Checks values against a config section, and reports a wrong one in one sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validated(model: type[Model], values: Any, where: str, *, only_look: bool = False) -> Model:
-    """The values as a section; `only_look`: those of a run that is not run here."""
+    """Return the values as a section; `only_look` is for reading a run that is not started here."""
     try:
         return model.model_validate(values, context={"only_look": only_look})
     except ValidationError as problem:
@@ -33,11 +33,11 @@ _OTHER_NAMES = {
     "clients": "num_clients",
     "cohort": "clients_per_pass",
 }
-"""What other programs call some options."""
+"""Names that other programs give to some options."""
 
 
 def _explain(model: type[BaseModel], errors: Sequence[Any], where: str) -> str:
-    """One sentence for pydantic's first complaint, with the nearest key for an unknown one."""
+    """Describe pydantic's first error in one sentence, with the nearest key for an unknown one."""
     error = errors[0]
     path = _option_path(model, [str(part) for part in error["loc"]])
     key = where + ".".join(path)
@@ -49,19 +49,40 @@ def _explain(model: type[BaseModel], errors: Sequence[Any], where: str) -> str:
         return f"unknown config key {key!r}: {hint}"
     same = [e for e in errors if _option_path(model, [str(part) for part in e["loc"]]) == path]
     said = dict.fromkeys(_said(e["msg"]) for e in same)
-    message = " or ".join(said).replace(" or input should be ", " or ")
+    message = " or ".join(said).replace(" or must be ", " or ")
     if not path:
         return f"config section {where.rstrip('.')}: {message}" if where else f"config: {message}"
+    if isinstance(error["input"], dict):  # a check of several options, which names them itself
+        return f"config section {key}: {message}"
     return f"config key {key} = {error['input']!r}: {message}"
 
 
+_PLAIN_WORDS = (
+    ("Value error, ", ""),
+    ("Input should be ", "must be "),
+    (", unable to parse string as an integer", ""),
+    (", unable to parse string as a number", ""),
+    (", got a number with a fractional part", ""),
+    (", unable to interpret input", ""),
+    ("a valid integer", "a whole number"),
+    ("a valid number", "a number"),
+    ("a valid boolean", "true or false"),
+    ("a valid string", "a text"),
+    ("a valid list", "a list"),
+    ("a valid tuple", "a list"),
+    ("a valid dictionary or instance of", "a section like"),
+)
+"""What pydantic says, and how a reader of TOML would say it."""
+
+
 def _said(message: str) -> str:
-    message = message.removeprefix("Value error, ")
+    for theirs, ours in _PLAIN_WORDS:
+        message = message.replace(theirs, ours)
     return message[0].lower() + message[1:]
 
 
 def _option_path(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Where an option is, without what pydantic says of a union's members behind it."""
+    """Return the path of an option, without the union members that pydantic appends."""
     kept: list[str] = []
     for part in path:
         kept.append(part)

@@ -1,4 +1,4 @@
-"""Which clients share passes through the backbone: how many, who with whom, on which device."""
+"""Groups of clients that share passes through the backbone, and their devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 FULL_PASS, FULL_PASS_OF_A_CARD = 40, 64
-"""Examples in a pass with which the backbone's products are near their fastest."""
+"""Examples per pass at which the backbone's matrix products are near their fastest."""
 
 
 def grouped(ids: Sequence[int], size: int) -> list[list[int]]:

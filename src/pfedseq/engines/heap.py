@@ -1,8 +1,8 @@
 """Keep memory that a pass through the backbone frees for the next pass.
 
 A pass frees its activations, some hundred megabytes. The GNU C library returns such blocks to the
-system at once, and a thread's own heap in pieces of 64 MB; the next pass gets empty pages again,
-with one page fault per 4 kB. With ViT-Ti at 112 pixels and 64 images in a pass that took a quarter
+system immediately, and a thread's own heap in pieces of 64 MB; the next pass gets new pages, with
+one page fault per 4 kB. With ViT-Ti at 112 pixels and 64 images in a pass that took a quarter
 of the processor's time.
 """
 

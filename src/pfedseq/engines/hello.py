@@ -1,4 +1,4 @@
-"""Before round 1: the clients tell the server what it may know about them."""
+"""The introduction before round 1: what clients tell the server about themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pfedseq.federation import Clients, Hello
 
 
 def introduce(clients: Clients, ids: Sequence[int]) -> tuple[Hello, ...]:
-    """The clients' hellos in order; refuses missing hellos and differing classes."""
+    """Collect the clients' hellos in order; refuse missing hellos and differing classes."""
     replies = clients.call("hello", 0, {i: {} for i in ids})
     silent = [i for i in ids if i not in replies]
     if silent:

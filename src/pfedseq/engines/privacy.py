@@ -1,9 +1,9 @@
 """[privacy]: clipped and noisy updates, and the guarantee they give.
 
 The whole update of a client in a round, all its tensors together, is clipped to the length C and
-gets Gaussian noise of standard deviation σ C on every number before it leaves the client. Whoever
-sees all of a client's updates over T rounds, the server included, learns of its data set no more
-than (ε, δ)-differential privacy allows; the unit is the client's data set as a whole. Partial
+gets Gaussian noise of standard deviation σ C on every number before it leaves the client. The
+sequence of a client's updates over T rounds is (ε, δ)-differentially private against every
+observer, including the server; the unit of privacy is the client's whole data set. Partial
 participation does not amplify privacy: the server knows whom it asked.
 """
 

@@ -1,7 +1,7 @@
 """Groups: clients run side by side and their gradients are computed in one pass.
 
 Each client of a group runs in its own thread, but only one of them at a time: a client that asks
-its task for a gradient waits until every other client has asked, too, or has finished. Then all
+its task for a gradient waits until every other client has asked or finished. Then all
 requests are answered together. So the grouping follows from the clients' sequences of requests,
 never from the speed of threads, and method files need not know.
 """
@@ -28,7 +28,7 @@ Found = Params | Score | float
 
 
 class Question(NamedTuple):
-    """What a client asks of its task and could be answered together with others' questions.
+    """A request of a client to its task that can be answered together with others.
 
     A task may offer `answer_together(questions) -> answers`, faster than one by one and equal to
     it up to rounding.
@@ -46,7 +46,7 @@ class Question(NamedTuple):
 
 
 class Rendezvous:
-    """The meeting point of a group; every one of `members` must leave, whatever happens."""
+    """The meeting point of a group; every member must leave it, also after an error."""
 
     def __init__(self, members: Sequence[int]) -> None:
         self.baton = threading.Condition()
@@ -122,7 +122,7 @@ class SharingTask:
 
     @property
     def factors(self) -> Factors | None:
-        """Where LoRA's A and B lie in θ; None for other adapters."""
+        """The positions of LoRA's A and B in θ; None for other adapters."""
         return self.task.factors
 
     @property

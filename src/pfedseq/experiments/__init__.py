@@ -1,1 +1,1 @@
-"""The paper's tables and figures as experiments, and what a search or a long run will cost."""
+"""The paper's tables and figures as experiments, hyperparameter search and cost estimates."""

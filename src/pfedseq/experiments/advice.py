@@ -1,4 +1,4 @@
-"""Which methods suit the clients of a config: plain rules, each with its reason."""
+"""Rules of thumb for choosing methods for a config's clients, each with its reason."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 from pfedseq.data.dataset import FederatedData
 
 FEW_IMAGES = 60
-"""Training examples of a client below which it can hardly learn alone."""
+"""Training examples per client below which local training is hardly enough."""
 MANY_IMAGES = 1000
-"""Training examples of a client from which it can."""
+"""Training examples per client from which local training is enough."""
 FEW_CLIENTS, MANY_CLIENTS = 4, 100
 ALIKE, APART = 0.75, 0.35
-"""Overlap of labels above which clients count as alike, and below which as apart."""
+"""Label overlap above which clients count as similar, and below which as different."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What the rules look at."""
+    """The properties of the data that the rules use."""
 
     clients: int
     examples: float
-    """Training examples of a client, the median."""
+    """The median number of training examples per client."""
     overlap: float
     """Mean over pairs of clients of Σ_c min(share of c, share of c): 1 for the same labels."""
     participation: float
@@ -33,16 +33,16 @@ class Situation:
 
 @dataclass(frozen=True)
 class Advice:
-    """Methods that suit, and why."""
+    """Recommended methods and the reason."""
 
     methods: tuple[str, ...]
     reason: str
     backed: bool
-    """Whether our own tables (docs/lab/results.md) show it."""
+    """Whether docs/lab/results.md has the evidence."""
 
 
 def situation_of(data: FederatedData, participation: float) -> Situation:
-    """From the clients' training examples."""
+    """Compute the properties from the clients' training examples."""
     labels, num_classes = data.examples.labels, len(data.examples.class_names)
     counts = [np.bincount(labels[c.train], minlength=num_classes) for c in data.clients]
     shares = [count / max(1, count.sum()) for count in counts]
@@ -60,21 +60,21 @@ def situation_of(data: FederatedData, participation: float) -> Situation:
 
 
 def advise(given: Situation) -> list[Advice]:
-    """The rules that apply, the most telling first."""
+    """The rules that apply, the most informative first."""
     found = []
     if given.overlap >= ALIKE and given.examples < FEW_IMAGES:
         found.append(
             Advice(
                 ("fedavg",),
-                "clients hold the same classes and few examples each: what all share is worth more "
-                "than what one has alone",
+                "clients have the same classes and few examples each: a shared model helps more "
+                "than personal ones",
                 backed=True,
             )
         )
         found.append(
             Advice(
                 ("fedavgm", "fedprox"),
-                "the same, and momentum or a proximal term may bring more",
+                "the same; momentum or a proximal term may help further",
                 backed=False,
             )
         )
@@ -82,15 +82,15 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("pfedseq", "fedrep", "pefll", "pfedhn"),
-                "clients hold different classes: a head of one's own on a shared or generated "
-                "adapter; one model for all does badly",
+                "clients have different classes: a private head on a shared or generated adapter; "
+                "one model for all is a poor fit",
                 backed=True,
             )
         )
         found.append(
             Advice(
                 ("fedsa_lora", "fedrod", "fedalt"),
-                "different classes: newer methods that keep B, the head or a LoRA to the client",
+                "different classes: newer methods with a private B, head or LoRA",
                 backed=False,
             )
         )
@@ -98,8 +98,8 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("pfedseq", "ditto", "feddpa"),
-                "clients have classes in common but may look different: a common adapter and "
-                "something of one's own beside it",
+                "clients share classes but their examples may differ: a common adapter with a "
+                "personal part",
                 backed=False,
             )
         )
@@ -107,7 +107,7 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("local", "fedrep"),
-                "every client has many examples: training alone is what others must beat",
+                "every client has many examples: local training is a strong baseline",
                 backed=False,
             )
         )
@@ -115,8 +115,8 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("ghbm", "scaffold", "fedavgm"),
-                "only some clients take part in a round: momentum or controls over several rounds "
-                "keep the absent ones' say",
+                "only some clients take part in a round: momentum or control variates over several "
+                "rounds account for the absent ones",
                 backed=False,
             )
         )
@@ -124,7 +124,7 @@ def advise(given: Situation) -> list[Advice]:
         found.append(
             Advice(
                 ("local", "ditto", "apple"),
-                "very few clients: there is little to average; compare with each alone",
+                "very few clients: there is little to average; compare with local training",
                 backed=False,
             )
         )
@@ -132,9 +132,9 @@ def advise(given: Situation) -> list[Advice]:
 
 
 def sentences(given: Situation) -> Sequence[str]:
-    """What was seen, in words."""
+    """Describe the properties in words."""
     return (
-        f"{given.clients} clients, {given.examples:.0f} training examples each in the middle",
+        f"{given.clients} clients, {given.examples:.0f} training examples each (median)",
         f"their labels overlap by {100 * given.overlap:.0f} % on average (100 %: the same classes "
         "in the same shares)",
         f"{100 * given.participation:.0f} % of them take part in a round",

@@ -20,25 +20,25 @@ class Arm:
     """A line of a table: one method with some options."""
 
     key: str
-    """Names its folder. Arms of the same key are the same runs, whichever experiment wants them."""
+    """The name of its folder. Arms with the same key share their runs across experiments."""
     title: str
     method: str
     overrides: tuple[str, ...] = ()
     group: str = ""
     paper_row: str | None = None
-    """The paper's line; None where it has none."""
+    """The row of the paper's table, or None."""
     value: int | None = None
     """L or W, in an experiment that varies it."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What of an experiment is wanted; empty means all."""
+    """A selection of an experiment's parts; empty means all."""
 
     methods: tuple[str, ...] = ()
     values: tuple[int, ...] = ()
     frozen: bool = False
-    """Whether pFedSeq with a learner that is never trained stands below the methods."""
+    """Whether to add pFedSeq with an untrained learner."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class Experiment:
     title: str
     kind: Kind
     data_sets: tuple[str, ...]
-    """Those that the paper shows."""
+    """The paper's data sets."""
     arms: Callable[[Config, Choice], list[Arm]]
 
     @property
     def takes_methods(self) -> bool:
-        """Whether its lines are methods, of which one may choose some."""
+        """Whether its rows are methods that can be selected."""
         return self.arms in (_methods, _one_round)
 
     @property
     def takes_values(self) -> bool:
-        """Whether it varies a number."""
+        """Whether it varies L or W."""
         return self.kind == "sweep"
 
 
@@ -88,7 +88,7 @@ def _methods(config: Config, choice: Choice) -> list[Arm]:
 
 
 def _one_round(config: Config, choice: Choice) -> list[Arm]:
-    """The methods for a single round, which is all one needs to count bytes."""
+    """The methods for a single round, which is enough to count bytes."""
     return [
         Arm(f"{arm.key}-one-round", arm.title, arm.method, ("run.rounds=1",), arm.group, arm.key)
         for arm in _methods(config, choice)
@@ -113,7 +113,7 @@ def _variants(table: int) -> Callable[[Config, Choice], list[Arm]]:
 def _varied(experiment: str, option: str, symbol: str) -> Callable[[Config, Choice], list[Arm]]:
     def arms(config: Config, choice: Choice) -> list[Arm]:
         values = choice.values or tuple(paper.swept_values(experiment))
-        if option == "warmup_rounds":  # a longer one would never let the learner speak
+        if option == "warmup_rounds":  # with a longer one the learner would never be used
             values = tuple(value for value in values if value < config.run.rounds)
         lines = [
             Arm(
@@ -162,9 +162,9 @@ EXPERIMENTS = {
             ("domainnet",),
             _varied("warmup", "warmup_rounds", "W"),
         ),
-        Experiment("time", "Seconds a round, and relative to Local", "seconds", ALL, _methods),
+        Experiment("time", "Seconds per round, and relative to Local", "seconds", ALL, _methods),
         Experiment(
-            "communication", "Parameters and bytes, a round and in all", "traffic", ALL, _one_round
+            "communication", "Parameters and bytes, per round and total", "traffic", ALL, _one_round
         ),
         Experiment("curves", "Learning curves", "curves", ALL, _methods),
         Experiment(

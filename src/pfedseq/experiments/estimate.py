@@ -1,7 +1,7 @@
-"""How long experiments will take here: Local is measured for a moment, the others by the paper.
+"""Time estimates for experiments on this machine.
 
-A method's share of time beyond Local's is taken from the paper's own table of seconds a round, so
-that a list of all experiments costs seconds and not hours.
+A few steps of Local are measured; the time of other methods relative to Local is taken from the
+paper's table of seconds per round. So listing all experiments takes seconds rather than hours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pfedseq.runs.world import World
 
 @dataclass(frozen=True)
 class Pace:
-    """What a round of Local costs in a scenario, or why that cannot be told."""
+    """The cost of a round of Local in a scenario, or why it is unknown."""
 
     training_seconds: float = 0.0
     evaluate_seconds: float = 0.0
@@ -31,7 +31,7 @@ def measure_paces(
     overrides: Sequence[str],
     report: Callable[[str, int, int], None],
 ) -> dict[str, Pace]:
-    """Local's pace in each scenario; one whose data or backbone is not at hand says so."""
+    """Measure Local in each scenario; report missing data or backbones."""
     paces = {}
     for number, scenario in enumerate(scenarios):
         report("measuring Local", number, len(scenarios))
@@ -52,7 +52,7 @@ def pace_of(row: MethodPlan, rounds: int) -> Pace:
 
 
 def seconds_left(wanted: Reproduction, paces: dict[str, Pace]) -> float | None:
-    """What an experiment's missing runs will take; None where a scenario is not at hand."""
+    """The time of an experiment's missing runs; None if a scenario is not available."""
     total = 0.0
     for scenario in wanted.scenarios:
         pace = paces[scenario.name]
@@ -70,9 +70,9 @@ def seconds_left(wanted: Reproduction, paces: dict[str, Pace]) -> float | None:
 
 
 def times_local(method: str, data_set: str | None) -> float:
-    """How many times Local's seconds the paper measured; on CIFAR-100 for data it does not have.
+    """The paper's time relative to Local, on CIFAR-100 for data sets it does not have.
 
-    A method that it does not have counts as Local.
+    A method that is not in the paper counts as Local.
     """
     ours, local = (
         paper.published("time", row, data_set or "cifar100") for row in (method, "local")

@@ -1,4 +1,4 @@
-"""A sheet as Markdown tables, as the documentation shows them."""
+"""A sheet as Markdown tables for the documentation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def markdown(sheet: Sheet, options: Options) -> list[str]:
 def _table(
     arms: Sequence[Arm], headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> list[str]:
-    """One line for each arm of which there is anything."""
+    """One row for each arm with results."""
     lines = ["| | " + " | ".join(headings) + " |", "| --- |" + " ---: |" * len(headings)]
     for arm, cells in zip(arms, rows, strict=True):
         if any(cell != "–" for cell in cells):

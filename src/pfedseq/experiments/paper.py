@@ -1,4 +1,4 @@
-"""What the paper printed, from paper.toml: numbers to set ours beside, each with its source."""
+"""The paper's numbers, from paper.toml, each with its source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE = Path(__file__).with_name("paper.toml")
 
 @dataclass(frozen=True)
 class Published:
-    """A number of the paper, and its standard deviation over seeds where it prints one."""
+    """A number of the paper, with its standard deviation over seeds if given."""
 
     mean: float
     std: float | None = None
@@ -43,7 +43,7 @@ def source(experiment: str) -> str:
 
 
 def statement(experiment: str) -> str | None:
-    """What the paper's text says of a figure whose numbers it does not print."""
+    """The paper's text about a figure without printed numbers."""
     text: str | None = _paper()[experiment].get("statement")
     return text
 

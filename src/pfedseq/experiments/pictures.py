@@ -24,7 +24,7 @@ OURS, PAPER, MUTED = "#1f5fbf", "#b8860b", "#9aa4b2"
 
 
 def draw_accuracies(sheet: Sheet, stem: Path) -> list[Path]:
-    """A dot for every arm, ours on the left, the paper's on the right on a scale of its own."""
+    """A dot for every arm, ours on the left, the paper's on the right with its own scale."""
     columns = sheet.shown()
     height = 1.0 + 0.3 * len(sheet.arms)
     figure = Figure(figsize=(9, 0.4 + height * len(columns)), dpi=150, layout="constrained")
@@ -81,15 +81,15 @@ def _axis(headline: Measure) -> str:
 
 
 def draw_seconds(sheet: Sheet, stem: Path) -> list[Path]:
-    """Time a round relative to Local, ours and the paper's."""
+    """Time per round relative to Local, ours and the paper's."""
     relative = [column for column in sheet.shown() if column.measure.key == "relative_to_local"]
-    return _bars(sheet, relative or sheet.shown(), "time a round ÷ Local's", stem)
+    return _bars(sheet, relative or sheet.shown(), "time per round relative to Local", stem)
 
 
 def draw_traffic(sheet: Sheet, stem: Path) -> list[Path]:
-    """Bytes a round of all clients, up and down."""
+    """Bytes per round of all clients, up and down."""
     columns = [column for column in sheet.shown() if column.measure.key == "bytes_per_round"]
-    return _bars(sheet, columns, "bytes a round, all clients, up and down", stem, as_size=True)
+    return _bars(sheet, columns, "bytes per round, all clients, up and down", stem, as_size=True)
 
 
 def draw_learning_curves(

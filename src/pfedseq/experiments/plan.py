@@ -1,10 +1,10 @@
-"""What a run will cost, from a few measured steps: time, traffic, memory, disk.
+"""Cost estimates of a run from a few measured steps: time, traffic, memory and disk.
 
-Each method really runs three short rounds (the first, the second and the last) on a few batches of
-every client, which is scaled up by the number of examples. What does not depend on the examples,
-the server's work and the checkpoints, is measured as it is; a history of updates is filled before
-the last round, so that the learner's longest window is among what is measured. Where a warm-up ends
-in between, a fourth round, still in the warm-up, tells what comes with its end from what grows.
+Each method runs three short rounds (the first, the second and the last) on a few batches of every
+client, scaled up by the number of examples. Costs that do not depend on the examples, the server's
+work and the checkpoints, are measured directly; the history is filled before the last round, so
+that the learner's longest window is measured. If a warm-up ends in between, a fourth round within
+it separates the cost of its end from the cost of the growing window.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from pfedseq.runs.checkpoint import Checkpoints, server_state
 from pfedseq.runs.world import World
 
 BATCHES = 4
-"""How many batches of each client are measured, on average."""
+"""Batches of each client that are measured, on average."""
 TEST_EXAMPLES = 128
-"""How many test examples of each client are measured, on average."""
+"""Test examples of each client that are measured, on average."""
 SLOTS = 2
-"""Checkpoints that are kept of a method."""
+"""Number of checkpoints kept per method."""
 
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """What one method will cost in all its rounds."""
+    """The cost of all rounds of one method."""
 
     method: str
     training_seconds: float
-    """At the clients, by the clock on the wall."""
+    """Wall-clock seconds at the clients."""
     server_seconds: float
     evaluate_seconds: float
     saving_seconds: float
@@ -50,11 +50,11 @@ class MethodPlan:
     bytes_up: int
     bytes_down: int
     server_memory: int
-    """Bytes of what the server remembers between rounds, at its largest."""
+    """Largest size in bytes of the server's state."""
     disk: int
     """Bytes of checkpoints and personal models."""
     notes: tuple[str, ...] = ()
-    """What the server would say before round 1, such as which form its learner has."""
+    """The server's messages before round 1, such as the form of its learner."""
 
     @property
     def seconds(self) -> float:
@@ -86,10 +86,10 @@ class Plan:
 
 
 def plan(world: World, methods: Sequence[str], report: Callable[[str, int, int], None]) -> Plan:
-    """Measure each method for a moment; `report` hears how far it is."""
+    """Measure each method briefly; `report` receives the progress."""
     run = world.config.run
     small = _reduced(world)
-    _measure(small, "local")  # what happens once in a process is not a method's
+    _measure(small, "local")  # one-time costs of the process do not count
     plans = []
     for number, name in enumerate(methods):
         report("measuring", number, len(methods))
@@ -107,7 +107,7 @@ def plan(world: World, methods: Sequence[str], report: Callable[[str, int, int],
 
 
 def startup_seconds(config: Config) -> float:
-    """How long loading data and backbone takes, once all that is made only once is there."""
+    """Seconds to load data and backbone, with all stores prepared."""
     start = time.perf_counter()
     World.build(config)
     return time.perf_counter() - start
@@ -120,7 +120,7 @@ def _plan_method(world: World, small: World, name: str) -> MethodPlan:
     rounds = run.rounds
 
     def total(of: Callable[[RoundOutcome], float]) -> float:
-        """Over all rounds: the first two may do what no other does, all others are as the last."""
+        """The total over all rounds: the first two may differ, all others are like the last."""
         return sum([of(first), of(second), *[of(last)] * max(0, rounds - 2)][:rounds])
 
     history = _history_of(found.server)
@@ -195,7 +195,7 @@ def _measure(small: World, name: str) -> _Measured:
 
 
 def _history_of(server: Server) -> History | RunningSums | None:
-    """What a server keeps of past updates; a window makes its work grow until it is full."""
+    """The server's history of updates; its cost grows until the window is full."""
     return server.history if isinstance(server, PFedSeqServer) else None
 
 
@@ -207,7 +207,7 @@ def _warmup_of(server: Server) -> int:
 
 
 def _seconds_after_warmup(found: _Measured, length: int, rounds: int) -> float:
-    """What comes on top once the warm-up is over: it reads a window of t rounds, of L at most."""
+    """The extra cost after the warm-up, with a window of t rounds, at most L."""
     if found.warm is None:
         return 0.0
     full = max(0.0, found.outcomes[-1].server_seconds - found.warm.server_seconds)
@@ -216,21 +216,21 @@ def _seconds_after_warmup(found: _Measured, length: int, rounds: int) -> float:
 
 
 def _growing_seconds(first: float, short: float, full: float, length: int, rounds: int) -> float:
-    """A server whose work grows with its window: of 1 round in round 2, of L from L + 1 on."""
+    """Cost that grows with the window: 1 round in round 2, L rounds from round L + 1 on."""
     step = (full - short) / max(1, length - 1)
     windows = [min(t - 1, length) for t in range(2, rounds + 1)]
     return first + sum(short + step * (window - 1) for window in windows)
 
 
 def _evaluate_seconds(outcomes: Sequence[RoundOutcome], rounds: int, every: int) -> float:
-    """The last evaluation may do more than the others: it scores the mean of all, too."""
+    """The last evaluation may cost more: it also scores the mean model."""
     seconds = {outcome.t: outcome.evaluate_seconds for outcome in outcomes}
     ordinary = seconds[1 if rounds == 2 else 2]
     return ordinary * (_evaluations(rounds, every) - 1) + seconds[rounds]
 
 
 def _reduced(world: World) -> World:
-    """The same world with a few batches of every client, in proportion to what it has."""
+    """The same world with a few batches of every client, in proportion to its size."""
     batch, number = world.config.training.batch_size, len(world.sites)
     train = min(1.0, BATCHES * batch * number / _num_trained(world))
     test = min(1.0, TEST_EXAMPLES * number / max(1, _num_evaluated(world)))
@@ -256,12 +256,12 @@ def _training_seconds(outcome: RoundOutcome) -> float:
 
 
 def _evaluations(rounds: int, every: int) -> int:
-    """Every so many rounds, and the last."""
+    """The number of times that something happens every n rounds and in the last one."""
     return ceil(rounds / every)
 
 
 def _num_trained(world: World) -> int:
-    """Examples of a round, seen once an epoch."""
+    """Examples of a round, each seen once per epoch."""
     return sum(len(site.drawn(1)) for site in world.sites)
 
 

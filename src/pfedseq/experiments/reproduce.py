@@ -1,4 +1,4 @@
-"""Make a table or figure of the paper: run what is missing, then write what is there."""
+"""Reproduces a table or figure of the paper: runs what is missing, then writes the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pfedseq.runs.sweep import SweepEntry, single, sweep
 
 @dataclass(frozen=True)
 class Reproduction:
-    """An experiment in a setting: which runs it needs and where everything goes.
+    """An experiment in a setting: its runs and its output files.
 
     All experiments of a setting share one folder, so that a run which several of them need is made
     once. Runs are OUT/runs/DATASET/ARM/seed_S; what is made of them is OUT/EXPERIMENT.*. With a
@@ -58,7 +58,7 @@ class Reproduction:
         choice: Choice | None = None,
         tuning: Tuning | None = None,
     ) -> Reproduction:
-        """As a user says it; see `find_experiment` and `find_scenarios`."""
+        """Parse the user's choice; see `find_experiment` and `find_scenarios`."""
         choice = choice or Choice()
         experiment = find_experiment(name, choice)
         scenarios = find_scenarios(setting, data_sets, experiment.data_sets)
@@ -72,12 +72,12 @@ class Reproduction:
 
     @cached_property
     def configs(self) -> dict[str, Config]:
-        """Each scenario's, before any arm's options."""
+        """The config of each scenario, without the options of an arm."""
         return {s.name: s.load(self.overrides) for s in self.scenarios}
 
     @cached_property
     def arms_of(self) -> dict[str, list[Arm]]:
-        """Each scenario's arms: how many rounds it has may leave some out."""
+        """The arms of each scenario; a short run may exclude some."""
         return {
             s.name: self.experiment.arms(self.configs[s.name], self.choice) for s in self.scenarios
         }
@@ -93,7 +93,7 @@ class Reproduction:
         return self.out / "runs"
 
     def entries(self) -> list[SweepEntry]:
-        """The runs that are needed, ordered so that neighbours share data and backbone."""
+        """All runs, ordered so that consecutive ones share data and backbone."""
         return [
             SweepEntry(f"{scenario.name}/{arm.key}/seed_{seed}", single(config, arm.method, seed))
             for scenario in self.scenarios
@@ -103,7 +103,7 @@ class Reproduction:
         ]
 
     def _configs_of_arms(self, scenario: Scenario) -> dict[Arm, Config]:
-        """Each line's config, with what was chosen for its method by now."""
+        """The config of each row, with the tuned options of its method."""
         arms, chosen = self.arms_of[scenario.name], self.chosen(scenario)
         if self.tuning is None:
             return {arm: scenario.load((*self.overrides, *arm.overrides)) for arm in arms}
@@ -116,7 +116,7 @@ class Reproduction:
 
     @property
     def num_runs(self) -> int:
-        """How many runs it takes in all, trials among them."""
+        """The total number of runs, including trials."""
         runs = len(self.seeds) * sum(map(len, self.arms_of.values()))
         if self.tuning is None:
             return runs
@@ -136,7 +136,7 @@ class Reproduction:
         return {seed: folder for seed, folder in places.items() if folder.summary.exists()}
 
     def check(self) -> None:
-        """Refuse, before hours of work, what cannot end well: no images, or nothing to vary."""
+        """Check for missing images or values before starting long runs."""
         for name, config in self.configs.items():
             varied = [arm for arm in self.arms_of[name] if arm.value is not None]
             if self.experiment.takes_values and not varied:
@@ -153,9 +153,9 @@ def run_missing(
     finished: Callable[[RunFolder], None],
     tell: Tell = tell_nobody,
 ) -> dict[str, str]:
-    """Make the runs that are not there yet; returns why some could not be made, by label.
+    """Run what is missing; return the reasons of failed runs by label.
 
-    One that diverges does not stop the others.
+    A run that diverges does not stop the others.
     """
     wanted.check()
     if wanted.tuning is not None:
@@ -174,7 +174,7 @@ def run_missing(
 
 
 def finished_runs(wanted: Reproduction) -> ResultsFile:
-    """What is finished by now, runs and trials."""
+    """The number of finished runs and trials."""
     file = ResultsFile()
     for scenario in wanted.scenarios:
         name, chosen = scenario.name, wanted.chosen(scenario)
@@ -196,7 +196,7 @@ def _summary(folder: RunFolder, arm: Arm) -> MethodSummary:
 
 
 def collect(wanted: Reproduction, found: ResultsFile) -> Sheet:
-    """The sheet of what there is of the wanted seeds."""
+    """The sheet of the finished runs with the chosen seeds."""
     runs: dict[tuple[str, str], Mapping[int, MethodSummary]] = {}
     for scenario in wanted.scenarios:
         for arm in wanted.arms_of[scenario.name]:
@@ -214,7 +214,7 @@ def collect(wanted: Reproduction, found: ResultsFile) -> Sheet:
 
 
 def write_results(wanted: Reproduction, sheet: Sheet, found: ResultsFile) -> list[Path]:
-    """CSV, LaTeX, Markdown and pictures of an experiment; returns the files."""
+    """Write CSV, LaTeX, Markdown and figures of an experiment; return the files."""
     stem = wanted.out / wanted.experiment.name
     files = []
     if wanted.experiment.kind != "curves":
@@ -255,7 +255,7 @@ def _options_as_text(wanted: Reproduction, found: ResultsFile) -> Options:
 
 
 def draw_partitions(wanted: Reproduction) -> list[Path]:
-    """Class × client pictures and counts of every scenario, for the first seed."""
+    """Write class × client figures and counts of every scenario, for the first seed."""
     files = []
     for scenario in wanted.scenarios:
         data = load_data(wanted.configs[scenario.name].data, wanted.seeds[0])

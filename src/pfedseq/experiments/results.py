@@ -21,14 +21,14 @@ Runs = Mapping[int, MethodSummary]
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number that a run's summary yields."""
+    """A number derived from a run's summary."""
 
     key: str
     title: str
     format: Format
     better: Literal["high", "low"] | None
     of: Callable[[MethodSummary], float | None]
-    """None where the run has no such number."""
+    """Returns None if the run has no such number."""
     shown: bool = False
     """Whether `reproduce` prints it; all are in its CSV."""
     has_paper: bool = False
@@ -44,9 +44,9 @@ class Quantity:
 
 
 def quantities(measure: Measure) -> tuple[Quantity, ...]:
-    """What is reported of a headline: over the clients with the models they keep, and best rounds.
+    """The quantities reported for a headline: statistics of the kept models, and best rounds.
 
-    The best on test is optimistic: nobody could have chosen that round.
+    The best round on test data is optimistic, since it was selected on test data.
     """
     better: Literal["high", "low"] = "high" if measure.higher_is_better else "low"
 
@@ -82,18 +82,18 @@ def quantities(measure: Measure) -> tuple[Quantity, ...]:
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much one method is better than another on the same clients and seeds."""
+    """The difference between two methods on the same clients and seeds."""
 
     interval: Interval
-    """Of the mean over clients × seeds, with 95 % confidence; positive is better."""
+    """The 95 % confidence interval of the mean over clients × seeds; positive is better."""
     wins: int
     losses: int
-    """Clients (of all seeds) that do better, and worse."""
+    """Clients (over all seeds) that do better and worse."""
     seeds: int
 
 
 def lead(mine: Runs, theirs: Runs) -> Lead | None:
-    """Mine against theirs; None where they have no seed, or no client, in common."""
+    """Compare mine with theirs; None without a common seed or client."""
     both = sorted(mine.keys() & theirs.keys())
     tables = [[of[seed].by_client for seed in both] for of in (mine, theirs)]
     rows = [set(row) for table in tables for row in table]
@@ -115,26 +115,26 @@ def lead(mine: Runs, theirs: Runs) -> Lead | None:
 
 
 def seconds_per_round(summary: MethodSummary) -> float:
-    """At the clients and the server together, evaluation left out; the mean over all rounds."""
+    """Mean seconds per round at clients and server, without evaluation."""
     return (summary.cost.client_seconds + summary.cost.server_seconds) / summary.rounds
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One method's line of `compare`."""
+    """One method's row of `compare`."""
 
     method: str
     values: Mapping[str, MeanStd | None]
     """By quantity: mean and standard deviation over seeds."""
     lead: Lead
-    """Over the first method."""
+    """The difference from the first method."""
     seconds_per_round: float
     cost_ratio: float | None
     """`seconds_per_round` relative to Local's, where Local takes part."""
     bytes_up_per_round: float
     bytes_down_per_round: float
     pooled: Mapping[str, MeanStd]
-    """By measure: over the test examples of all clients together, where that is to be had."""
+    """Measures over the pooled test examples of all clients, where available."""
 
     def to_json(self) -> dict[str, Any]:
         """The row as one JSON object."""
@@ -165,10 +165,10 @@ class Comparison:
     examples: int
     """Test examples of all clients, at the first seed."""
     undefined: int
-    """The most clients that the headline is not defined for, in any run."""
+    """The largest number of clients, over all runs, for which the headline is undefined."""
 
     def to_json(self) -> dict[str, Any]:
-        """What comparison.json holds."""
+        """The content of comparison.json."""
         return {
             "headline": self.measure.name,
             "keep": self.keep,

@@ -1,8 +1,8 @@
-"""Results of many runs as one small file, which tables can be made from.
+"""Results of many runs in one small file, from which tables can be made.
 
-Each line is a JSON object. A run's names its data set, line of the table, seed and tuned options,
-and holds what `MethodSummary` holds of the headline and the loss, by client; a trial's names its
-data set and method, and holds the values it tried and what they came to on validation data.
+Each line is a JSON object. A run has its data set, row of the table, seed and tuned options, and
+the headline and loss of `MethodSummary` by client; a trial has its data set and method, the values
+it tried and their validation scores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pfedseq.files import write_atomically
 from pfedseq.runs.records import MethodSummary
 
 DIGITS = 5
-"""Decimals that are kept: tables show two of a percentage, four of a loss."""
+"""Decimals that are kept; tables show fewer."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class KeptRun:
     method: str
     seed: int
     options: Mapping[str, Any]
-    """What tuning chose; nothing for the config's own options."""
+    """The tuned options; empty if the config was used unchanged."""
     summary: MethodSummary
 
     @property
@@ -99,7 +99,7 @@ class KeptTrial:
 
 @dataclass
 class ResultsFile:
-    """The runs and trials of a file, by what tells them apart."""
+    """The runs and trials of a file, by key."""
 
     lines: dict[tuple[str, ...], KeptRun | KeptTrial] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ class ResultsFile:
         return file
 
     def add(self, lines: Sequence[KeptRun | KeptTrial]) -> None:
-        """Take in lines; one of a run or trial that is there already replaces it."""
+        """Add lines; a line with an existing key replaces the former one."""
         self.lines |= {line.key: line for line in lines}
 
     def runs(self, data_set: str, arm: str) -> dict[int, MethodSummary]:
@@ -152,7 +152,7 @@ class ResultsFile:
         ]
 
     def write(self, path: Path) -> None:
-        """All lines, ordered by what they are of."""
+        """All lines, ordered by key."""
         ordered = [self.lines[key] for key in sorted(self.lines)]
         write_atomically(path, "".join(f"{_dumped(line.to_json())}\n" for line in ordered))
 

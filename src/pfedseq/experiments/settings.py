@@ -1,4 +1,4 @@
-"""The settings an experiment can be made in, and in what they differ from the paper's."""
+"""The settings of experiments, and how they differ from the paper's."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Scenario:
     config: str
     """A preset, or the path of a config file."""
     stands_for: str | None
-    """The paper's data set whose numbers belong beside it; None where the paper has none."""
+    """The paper's data set to compare with, or None."""
     overrides: tuple[str, ...] = ()
-    """What it has otherwise than the config, as --set writes it."""
+    """Overrides of the config, in the form of --set."""
     label: str = ""
-    """Its title, where that is neither its name nor the paper's."""
+    """Its title, if it is neither its name nor the paper's."""
 
     @property
     def title(self) -> str:
-        """For tables: the paper's name, and what is in its place."""
+        """The title in tables: the paper's name, and the data set used instead."""
         if self.label:
             return self.label
         if self.stands_for is None or self.name == self.stands_for:
@@ -57,7 +57,7 @@ _FAMILIES = {
             "lab/cifar100",
             None,
             ("federation.participation=0.3",),
-            "CIFAR-100, 3 of 10 clients a round",
+            "CIFAR-100, 3 of 10 clients per round",
         ),
     ),
     "demo": (Scenario("digits", "demo", None),),
@@ -68,10 +68,10 @@ SETTINGS = tuple(_FAMILIES)
 def find_scenarios(
     setting: str, wanted: Sequence[str], paper_data_sets: Sequence[str]
 ) -> list[Scenario]:
-    """The wanted data sets in a setting; without a wish, those that the paper used.
+    """The selected data sets of a setting; by default the paper's.
 
-    A setting is `paper`, `lab`, `demo` or the path of a config file. A data set may be called by
-    its own name or by that of the paper's which it stands for.
+    A setting is `paper`, `lab`, `demo` or the path of a config file. A data set has its own name or
+    that of the paper's data set which it replaces.
     """
     if setting.endswith(".toml"):
         known: Sequence[Scenario] = [Scenario(load_config(setting).run.name, setting, None)]
@@ -120,7 +120,7 @@ _COMPARED = {
 
 
 def differences(config: Config, scenario: Scenario) -> list[str]:
-    """What of a config is not as in the paper, `what: ours (paper: theirs)`."""
+    """The differences of a config from the paper, as `what: ours (paper: theirs)`."""
     if scenario.stands_for is None:
         return ["the paper has no such data set: there is nothing to compare with"]
     ours, theirs = (

@@ -1,4 +1,4 @@
-"""An experiment's results as lines × columns, ours beside the paper's."""
+"""An experiment's results as rows × columns, ours next to the paper's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECONDS, RATIO, WHOLE, BYTES = (
 
 @dataclass(frozen=True)
 class Cell:
-    """What the seeds of one arm gave, and what the paper has there; as it is printed, in %."""
+    """The result of one arm over seeds, and the paper's number; as printed, in %."""
 
     ours: MeanStd | None
     num_seeds: int
@@ -83,7 +83,7 @@ class Sheet:
     notes: Mapping[str, Sequence[str]]
     """By scenario: what differs from the paper."""
     headline: Measure
-    """What the runs went by."""
+    """The headline of the runs."""
 
     @property
     def scenarios(self) -> list[Scenario]:

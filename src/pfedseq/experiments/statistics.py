@@ -1,4 +1,4 @@
-"""What numbers of several clients and seeds say, and how sure one may be of it."""
+"""Means, spreads and confidence intervals over clients and seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import t as student_t
 
 LEVEL = 0.95
-"""How often an interval holds the true mean."""
+"""The confidence level of intervals."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def mean_interval(values: ArrayLike) -> Interval:
         freedom_of_rest = (seeds - 1) * (clients - 1)
         of_rest = (float((rest**2).sum()) / freedom_of_rest, freedom_of_rest)
         larger = [part for part in (of_clients, of_seeds) if part[0] > of_rest[0]]
-        # Each larger one holds σ_e² too, which must count once.
+        # The larger ones include σ_e², which must count once.
         parts = [(square, freedom, 1.0) for square, freedom in larger]
         if not larger:
             parts = [(*of_rest, 1.0)]

@@ -1,11 +1,11 @@
 """Searches on validation data, with one budget of trials and rounds for every method.
 
-What matters most comes first: the local rate, from the config's own upwards and downwards in steps
-of four for as long as it helps, then the method's own options, at the best rate. A grid that the
-user gives takes the place of both.
+The most important option comes first: the local learning rate is varied from the config's value up
+and down by factors of four as long as it helps; then the method's own options are searched at the
+best rate. A grid given by the user replaces both.
 
-The test data are not merely left unread: trials are run in a world where every client's validation
-examples stand in the place of its test examples, so that no trial can see any other.
+Trials cannot read the test data: in their world every client's test examples are replaced by its
+validation examples.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Grid = Mapping[str, Sequence[Any]]
 """Values to try, by option: `lr` of every method, `methods.ditto.lr` of one, `adapter.alpha`."""
 RATE = "lr"
 RATE_STEP = 4.0
-"""Between two rates that are tried; less in the end, where nothing else is left to try."""
+"""Factor between two learning rates; smaller in the end, when nothing else is left to try."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Trial:
 
     method: str
     values: Mapping[str, Any]
-    """What it sets: its method's options by name, others as `section.option`."""
+    """The values: the method's options by name, others as `section.option`."""
     score: float | None = None
     """Mean validation headline over clients with the models they keep, over seeds; None: failed."""
     loss: float = inf
@@ -74,7 +74,7 @@ def read_grid(given: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def grid_points(method: str, grid: Grid, budget: int) -> list[Trial]:
-    """At most `budget` points of a grid: all of it, or a fixed random part."""
+    """At most `budget` points of a grid: all of it, or a fixed random subset."""
     own = {}
     for key, values in grid.items():
         section, _, rest = key.partition(".")
@@ -91,7 +91,7 @@ def grid_points(method: str, grid: Grid, budget: int) -> list[Trial]:
 
 @dataclass
 class Search:
-    """What to try next for one method, from what its trials came to."""
+    """Chooses the next trial of one method from the results so far."""
 
     method: str
     rate: float
@@ -99,11 +99,11 @@ class Search:
     budget: int
     headline: Measure
     grid: Grid | None = None
-    """The user's, in place of the search by itself."""
+    """The user's grid, which replaces the automatic search."""
     done: list[Trial] = field(default_factory=list)
 
     def wanted(self) -> Iterator[Trial]:
-        """The next trial, for as long as the budget lasts; `done` has those before it."""
+        """The next trial, or None when the budget is spent; `done` has the previous ones."""
         for trial in self._in_order():
             if len(self.done) >= self.budget:
                 return
@@ -155,7 +155,7 @@ def ranked(trials: Sequence[Trial], headline: Measure) -> list[Trial]:
 
 
 def at_edges(trial: Trial, tried: Sequence[Trial]) -> list[str]:
-    """Options whose best value is the smallest or largest that was tried: more may lie beyond."""
+    """Options whose best value is at the edge of the tried range."""
     edges = []
     for option, value in trial.values.items():
         same = [t.values for t in tried if t.method == trial.method]
@@ -170,7 +170,7 @@ def at_edges(trial: Trial, tried: Sequence[Trial]) -> list[str]:
 
 
 def without_test(config: Config) -> World:
-    """The world of a trial: where a client's test examples were, its validation examples are."""
+    """The world of a trial, with validation examples in place of test examples."""
     world = World.build(config)
     clients = tuple(replace(client, test=client.validation) for client in world.data.clients)
     if not any(len(client.validation) for client in clients):
@@ -192,9 +192,9 @@ def tune(
     grid: Grid | None = None,
     searched: Callable[[str, Sequence[Trial]], None] = lambda method, trials: None,
 ) -> list[Trial]:
-    """Run the trials that `out` does not hold yet; returns all, each method's best first.
+    """Run the missing trials of `out`; return all, each method's best first.
 
-    `searched` hears each method's trials, the best first, as soon as its search is over.
+    `searched` receives each method's trials, the best first, when its search ends.
     """
     headline = find_measure(config.run.headline)
     found: list[Trial] = []
@@ -224,7 +224,7 @@ def tune(
 
 
 def _one_world() -> Callable[[Config], World]:
-    """`without_test` that builds a world anew only for a config that the last one cannot serve."""
+    """`without_test` that reuses the last world if the config allows it."""
     worlds: list[World] = []
 
     def build(config: Config) -> World:
@@ -250,7 +250,7 @@ def with_values(config: Config, trial: Trial) -> Config:
 
 
 def winners(found: Sequence[Trial]) -> list[Trial]:
-    """Each method's best trial, where any came to an end."""
+    """Each method's best trial, if any succeeded."""
     best: dict[str, Trial] = {}
     for trial in found:
         if trial.score is not None:
@@ -269,8 +269,8 @@ def winning_config(config: Config, best: Sequence[Trial]) -> Config:
 def write_tuning(config: Config, found: Sequence[Trial], out: Path) -> list[Path]:
     """All trials as CSV, and ready configs: `best-METHOD.toml`, and `winner.toml` with all methods.
 
-    Where methods want different values of an option that they share, such as `adapter.alpha`, there
-    is no config for all of them.
+    If methods need different values of a shared option, such as `adapter.alpha`, there is no config
+    for all of them.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -292,7 +292,7 @@ def write_tuning(config: Config, found: Sequence[Trial], out: Path) -> list[Path
 
 
 def _scored(trial: Trial, seeds: Sequence[int], out: Path) -> Trial:
-    """With its means over seeds; a trial of which a seed did not come to an end has failed."""
+    """The trial with its means over seeds; it has failed if any seed failed."""
     scores, losses = [], []
     for seed in seeds:
         folder = RunFolder(out / trial.label / f"seed_{seed}")
@@ -300,7 +300,7 @@ def _scored(trial: Trial, seeds: Sequence[int], out: Path) -> Trial:
             return trial
         kept = folder.read_summary().methods[trial.method].scores
         loss = kept.over_clients("loss", "validation")
-        if kept.validation_mean is None:  # the headline is defined on no client's validation data
+        if kept.validation_mean is None:  # the headline is undefined on all validation data
             return trial
         scores.append(kept.validation_mean)
         losses.append(inf if loss is None else loss.client_mean)

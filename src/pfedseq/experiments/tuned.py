@@ -1,8 +1,8 @@
-"""Tables in which every method has the options that a search on validation data chose for it.
+"""Tables in which every method uses options tuned on validation data.
 
-Each scenario's trials lie in OUT/tune/SCENARIO, and each method's list of them, the best first, in
-OUT/tune/SCENARIO/METHOD.json. A line of a table has its method's best values beside its
-own options, so an ablation has those of the whole method.
+The trials of a scenario are in OUT/tune/SCENARIO, and each method's list of them, the best first,
+in OUT/tune/SCENARIO/METHOD.json. A row of a table uses its method's best values in
+addition to its own options, so an ablation uses those of the full method.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pfedseq.runs.sweep import SweepEntry
 
 @dataclass(frozen=True)
 class Tuning:
-    """How much every method is tuned."""
+    """The tuning budget of every method."""
 
     trials: int
-    """Of each method in each scenario."""
+    """Trials of each method in each scenario."""
     seeds: tuple[int, ...]
-    """Other than those of the table, or the table would show what was chosen for it."""
+    """Seeds of the trials; they must differ from those of the table."""
     rounds: int | None = None
-    """Of a trial; none: as many as the table's runs have."""
+    """Rounds of a trial; None: as many as the table's runs."""
 
     def check(self, seeds: Sequence[int]) -> None:
         """Refuse to choose options with the seeds whose results are shown."""
@@ -45,13 +45,13 @@ class Tuning:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What a trial has otherwise than the table's runs, as --set writes it."""
+        """Overrides of a trial's config, in the form of --set."""
         return () if self.rounds is None else (f"run.rounds={self.rounds}",)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the searches of one scenario came to, by method."""
+    """The results of the searches of one scenario, by method."""
 
     folder: Path
 
@@ -68,10 +68,10 @@ class Chosen:
         def searched(method: str, trials: Sequence[Trial]) -> None:
             self._write(method, trials)
             if not winners(trials):
-                tell(f"no trial of {method} came to an end: it keeps the config's own options")
+                tell(f"no trial of {method} succeeded: it keeps the config's own options")
 
         def announced(entry: SweepEntry) -> Listener | None:
-            """A sweep's runs lie in OUT/runs, the trials beside them."""
+            """The folder of the trials, next to OUT/runs."""
             place = f"../tune/{self.folder.name}/{entry.label}"
             return announce(replace(entry, label=place))
 
@@ -87,7 +87,7 @@ class Chosen:
         )
 
     def trials(self, method: str) -> list[Trial]:
-        """All trials of a method, the best first; none before its search is over."""
+        """All trials of a method, the best first; empty before its search has ended."""
         path = self._file(method)
         if not path.exists():
             return []
@@ -97,15 +97,15 @@ class Chosen:
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise InputError(
                 f"{path} is not readable ({problem!r}): delete it, and the same command with "
-                "--trials writes it anew"
+                "--trials writes it again"
             ) from None
 
     def best(self, method: str) -> Trial:
-        """The trial with the best score; the config as it is where no search came to an end."""
+        """The best trial; the unchanged config if no search has ended."""
         return next(iter(winners(self.trials(method))), Trial(method, {}))
 
     def applied(self, config: Config, method: str, overrides: Sequence[str] = ()) -> Config:
-        """The config with the values of the method's best trial; `overrides` have the last word."""
+        """The config with the values of the method's best trial; `overrides` take precedence."""
         values = with_values(config, self.best(method)).model_dump(exclude_none=True)
         return make_config(values, overrides)
 

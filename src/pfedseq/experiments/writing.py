@@ -118,7 +118,7 @@ def write_latex(sheet: Sheet, path: Path) -> None:
 
 
 def latex_text(text: str) -> str:
-    """Text in which LaTeX finds no command of its own."""
+    """Escape LaTeX's special characters."""
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 

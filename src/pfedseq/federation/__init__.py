@@ -2,8 +2,8 @@
 
 A method is a `Server` and a `Client`. They meet only in messages: a dict of named tensors goes
 down, a `Reply` comes up. An engine carries the messages (`Clients.call`); a `Task` is what a
-client can ask of its private data. None of the four knows the others' inside, so one method file
-runs in one process, over a wire, or on many machines.
+client can ask of its private data. None of the four depends on the others' internals, so one
+method file runs in one process, over a wire, or on many machines.
 """
 
 from pfedseq.federation.client import Client

@@ -15,18 +15,18 @@ from pfedseq.training.optimizer import LocalOptimizer
 class Client(ABC):
     """The client half of a method.
 
-    An engine may build it anew for every call: what it must remember goes into `state`, a dict
-    of tensors that the engine keeps for it.
+    An engine may rebuild it for every call: what it must remember goes into `state`, a dict of
+    tensors that the engine stores.
     """
 
     reading_steps: ClassVar[tuple[str, ...]] = (
         *("hello", "evaluate", "evaluate_mean", "assess", "export"),
     )
-    """Methods that a message may name and that leave the client's memory as it is."""
+    """Steps that a message may name and that do not change the client's state."""
     steps: ClassVar[tuple[str, ...]] = (*reading_steps, "train", "keep")
-    """All methods that a message may name."""
+    """All steps that a message may name."""
     sent_model: ClassVar[str | None] = "model"
-    """Whose optimiser's moments the server can average: the model that is sent; none: no one's."""
+    """The model whose optimiser moments the server can average; None if there is none."""
 
     sends_updates: ClassVar[bool] = True
     """Whether all it sends is an update of what it was sent, to which noise can be added."""
@@ -35,9 +35,9 @@ class Client(ABC):
         self.config, self.task, self.state = config, task, state
 
     def fit(self, phi: Params, epochs: int | None = None, part: Part = "both") -> Params:
-        """φ after the round's passes over the training data, of which `part` alone moves.
+        """Train `part` of φ for the round's passes over the training data; return the new φ.
 
-        A method whose step is more than the gradient of the loss makes the loop itself, with an
+        A method whose step is more than a gradient of the loss writes the loop itself, with an
         `optimizer` for each model that it trains.
         """
         optimizer = self.optimizer()
@@ -48,27 +48,27 @@ class Client(ABC):
     def optimizer(
         self, model: str = "model", rates: tuple[float, float] | None = None
     ) -> LocalOptimizer:
-        """What steps one of the client's models through this round.
+        """The local optimiser of one of the client's models in this round.
 
-        A client that trains several names them. `rates` of adapters and heads: for steps that are
-        not along a gradient of the loss.
+        A client that trains several models names them. `rates` sets the rates of adapter and head
+        for steps that do not follow a gradient of the loss.
         """
         return LocalOptimizer(
             self.config, self.task.round, self.state, model, self.task.units, rates
         )
 
     def rates(self, lr: float) -> tuple[float, float]:
-        """Of adapters and heads, for a plain gradient step of the method's own at rate `lr`."""
+        """The rates of adapter and head for a method's own plain gradient step at rate `lr`."""
         rates: tuple[float, float] = self.config.rates(lr, self.task.units)
         return rates
 
     def hello(self, down: Tensors) -> Reply:
-        """Say what the server may know before round 1; see `Hello`."""
+        """Return what the server may know before round 1; see `Hello`."""
         return self.task.hello().reply()
 
     @abstractmethod
     def train(self, down: Tensors) -> Reply:
-        """Local training from what the server sent."""
+        """Train locally from what the server sent."""
 
     @abstractmethod
     def personal(self, down: Tensors) -> Params:
@@ -100,7 +100,7 @@ class Client(ABC):
         return Reply(counts, scores | self._moved(phi))
 
     def _moved(self, phi: Params) -> dict[str, float]:
-        """How far the adapter is from where all started, in lengths of that start."""
+        """The adapter's distance from its initial value, relative to the norm of that value."""
         start = self.task.initial.adapter
         length = float(start.norm())
         return {"adapter_moved": float((phi.adapter - start).norm()) / length} if length else {}
@@ -114,12 +114,12 @@ class Client(ABC):
         return {**values, f"{split}_examples": score.num_examples}
 
     def evaluate_mean(self, down: Tensors) -> Reply:
-        """Score the mean of all on the validation data."""
+        """Score the mean model on the validation data."""
         score = self.task.score(self.mean_model(down), "validation")
         return Reply(metrics={f"mean_validation_{name}": v for name, v in score.values.items()})
 
     def mean_model(self, down: Tensors) -> Params:
-        """The mean of all as a model; under the client's own head if none was sent."""
+        """The mean model; with the client's own head if no head was sent."""
         own = {"head": self.state.get("head", self.task.initial.head)}
         return Params.of(own | down)
 

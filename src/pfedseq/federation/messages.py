@@ -1,4 +1,4 @@
-"""What passes between the two halves: named tensors down, a `Reply` up, a `Hello` before all."""
+"""Messages: named tensors down, a `Reply` up, and a `Hello` before round 1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reply:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def checked(self, client: int, key: str, like: Tensor) -> Tensor:
-        """Tensor `key` of client `client`'s reply, refused unless finite and shaped as `like`."""
+        """Tensor `key` of a client's reply; refuses one that is not finite or has another shape."""
         tensor = self.tensors.get(key)
         if tensor is None:
             raise InputError(f"client {client}'s reply has no tensor {key!r}")
@@ -47,7 +47,7 @@ MOST = 10**15
 
 @dataclass(frozen=True)
 class Hello:
-    """What a client says of itself before round 1: counts and class names, no example."""
+    """A client's introduction before round 1: counts and class names, no examples."""
 
     train_examples: int
     """|D_i|: the client's aggregation weight in Eq. (1)."""
@@ -56,14 +56,14 @@ class Hello:
     class_names: tuple[str, ...]
 
     def reply(self) -> Reply:
-        """As a message: the names are the bytes of a JSON list."""
+        """The hello as a message; the names are the bytes of a JSON list."""
         counts = {f"{split}_examples": getattr(self, f"{split}_examples") for split in SPLITS}
         names = torch.tensor(list(json.dumps(self.class_names).encode()), dtype=torch.uint8)
         return Reply({"class_names": names}, counts)
 
     @classmethod
     def of(cls, reply: Reply) -> Hello:
-        """What `reply` gave; anything else is refused."""
+        """Read what `reply` wrote; anything else is refused."""
         try:
             train, validation, test = (int(reply.metrics[f"{s}_examples"]) for s in SPLITS)
             names = json.loads(bytes(reply.tensors["class_names"].tolist()))

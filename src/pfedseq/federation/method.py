@@ -1,4 +1,4 @@
-"""A method as the registry knows it."""
+"""The registry entry of a method."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MethodConfig(LocalTraining):
     """Options that every method has; a method's own options extend it."""
 
     def advice(self, rounds: int) -> list[str]:
-        """Sentences about options that are allowed but hardly meant, in a run of `rounds`."""
+        """Warnings about valid but probably unintended options in a run of `rounds`."""
         return []
 
     @property
@@ -24,28 +24,28 @@ class MethodConfig(LocalTraining):
 
 
 RATES: Mapping[str, Sequence[float]] = {"lr": (0.001, 0.005, 0.01, 0.05)}
-"""What is searched where a method names no other options: the paper's grid of rates."""
+"""The default search grid: the paper's learning rates."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A registered method: its name, its two halves, its options, and what it is."""
+    """A registered method: its name, both halves, options and description."""
 
     name: str
     server: type[Server]
     client: type[Client]
     config: type[MethodConfig]
     title: str
-    """As the paper's tables write it."""
+    """Its name in tables."""
     summary: str
     """One line for `pfedseq methods`."""
     training: str = "every local step takes them"
-    """What the method does with the options of local training, for `pfedseq methods --verbose`."""
+    """How the method uses the options of local training, for `pfedseq methods --verbose`."""
     adapters: tuple[str, ...] = ("lora", "dora", "ia3")
     """Kinds of adapter that it works with; the first is recommended in place of any other."""
     needs_head: bool = False
-    """Whether it is about classes and their head, which language models do not have."""
+    """Whether it requires classes and a head, which language models do not have."""
     needs_auxiliary: bool = False
-    """Whether the server must be given `Setup.auxiliary`."""
+    """Whether the server needs `Setup.auxiliary`."""
     grid: Mapping[str, Sequence[float]] = field(default_factory=lambda: RATES)
-    """The values of each option that `pfedseq tune` goes through."""
+    """The values of each option that `pfedseq tune` tries."""

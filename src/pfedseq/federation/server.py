@@ -1,4 +1,4 @@
-"""The server half of a method, and the clients as it sees them."""
+"""The server half of a method, and its view of the clients."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Clients(Protocol):
         """Numbers of all clients of the engine."""
 
     def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
-        """Those that have a place from round t on: of those with one `before`, and who has come."""
+        """The members from round t on: those of `before` that remain, and newcomers."""
 
     def participants(self, t: int) -> Sequence[int]:
-        """Those that are asked to train in round t."""
+        """The clients that are asked to train in round t."""
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Run method `step` of each addressed client in round t; replies by client.
@@ -42,28 +42,28 @@ class Server(ABC):
     persistent: ClassVar[tuple[str, ...]] = ()
     """Attributes that make up the server's memory: tensors, modules or optimizers."""
     takes: ClassVar[tuple[str, ...]] = ()
-    """What a reply to `train` must hold, of `adapter`, `delta` and `head`, shaped as φ^0's."""
+    """The tensors of a reply to `train`, out of `adapter`, `delta` and `head`, shaped as φ^0's."""
     needs_everyone: ClassVar[str] = ""
-    """Why clients can neither join nor leave in the course of a run, where that is so."""
+    """The reason why clients cannot join or leave during a run; empty if they can."""
 
     def __init__(self, config: Any, setup: Setup) -> None:
         self.config, self.setup = config, setup
         self.figures: Mapping[str, Sequence[float]] = {}
-        """What the server measured in the last round, for the log: names and numbers by layer."""
+        """Quantities of the last round for the log: numbers per layer, by name."""
         self.notes: Sequence[str] = ()
-        """What a person should know before round 1, in sentences."""
+        """Messages for the user before round 1."""
         self.moments = Moments()
-        """What clients' optimisers begin the next round with, where that is averaged."""
+        """Averaged optimiser moments that clients start the next round with."""
         self.silent_rounds = torch.zeros(setup.num_clients, dtype=torch.int64)
-        """By place, the rounds since its client was last heard of."""
+        """Rounds since the client in each place last answered."""
         self.update_lengths = torch.zeros(setup.num_clients, LENGTHS_KEPT, dtype=torch.float64)
-        """By place, the lengths of its client's last updates, the newest last; 0: none yet."""
+        """Lengths of the last updates of the client in each place, newest last; 0: none yet."""
 
     def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
-        """Clients leave and join for good: keep the places `kept`, in that order, and add some.
+        """Clients leave or join for good: keep the places `kept`, in that order, and append others.
 
-        `newcomers` has |D_i| by the client's number. A server that remembers more of its clients
-        than this extends it.
+        `newcomers` has |D_i| by client number. A server that stores more about its clients extends
+        this method.
         """
         self.setup = self.setup.reseated(kept, newcomers)
         joined = torch.zeros(len(newcomers), dtype=torch.int64)
@@ -73,31 +73,31 @@ class Server(ABC):
 
     @abstractmethod
     def payload(self, i: int) -> Tensors:
-        """What client i gets now: evaluated at once, trained from in the next round."""
+        """The message for client i: evaluated now, and trained from in the next round."""
 
     @abstractmethod
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
-        """Take in the replies of round t (counted from 1)."""
+        """Process the replies of round t (counted from 1)."""
 
     def mean(self) -> Tensors | None:
-        """The mean adapter, and the mean head if it is shared: what is personalised for a client.
+        """The mean adapter, and the mean head if heads are shared.
 
-        None where a method makes no mean, or its personal models are just that.
+        None if a method computes no mean, or if its personal models are the mean.
         """
         return None
 
     def run_round(self, t: int, clients: Clients) -> None:
-        """One round: send, train, take in. Methods with more exchanges override it."""
+        """One round: send, train, update. Methods with more exchanges override it."""
         down = {i: self.payload(i) for i in clients.participants(t)}
         if replies := clients.call("train", t, down):
             self.update(t, replies)
 
     def expected(self, step: str) -> Tensors:
-        """Tensors of the names, shapes and types that a reply to `step` must have."""
+        """Templates of the tensors that a reply to `step` must have: names, shapes and types."""
         return {key: self.setup.like(key) for key in self.takes} if step == "train" else {}
 
     def expected_moments(self, step: str) -> Tensors:
-        """The same of the optimisers' moments that come with it."""
+        """Templates of the optimiser moments that come with a reply."""
         if step != "train" or self.config.optimizer_state != "average":
             return {}
         return shapes(self.expected(step))

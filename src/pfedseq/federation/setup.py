@@ -1,4 +1,4 @@
-"""What a server is told of its clients, and the mean of Eq. (1) over them."""
+"""What a server knows about its clients, and the mean of Eq. (1)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Aggregation = Literal["mean", "median", "trimmed_mean"]
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a server is told before round 1, and when its clients change.
+    """What a server knows before round 1, and after its clients have changed.
 
-    A server knows its N clients by their places, 0 … N − 1: the rows of what it keeps of them.
+    A server addresses its N clients by place, 0 … N − 1: the rows of its per-client tensors.
     """
 
     initial: Params
@@ -31,36 +31,36 @@ class Setup:
     num_rounds: int
     seed: int
     num_classes: int | None = None
-    """C, for a server that must know it (PeFLL)."""
+    """C, if the server needs it (PeFLL)."""
     auxiliary: AuxiliaryTask | None = None
-    """For a server that distils (PerAda)."""
+    """Auxiliary data, if the server distils (PerAda)."""
     aggregation: Aggregation = "mean"
-    """What stands for Eq. (1)."""
+    """The aggregation in Eq. (1)."""
     trim: float = 0.1
     """Share of the clients that `trimmed_mean` leaves out at each end."""
     numbers: tuple[int, ...] = ()
-    """The clients' numbers in the run by place; none: as the places."""
+    """The client numbers by place; empty if they equal the places."""
     most_clients: int = 0
-    """How many there have been at most, where that is more than now."""
+    """The largest number of clients so far, if it was larger than now."""
     sketch_shape: tuple[int, ...] = (3, 32, 32)
-    """Of one example in `Task.sketches`, for a server that must know it (PeFLL)."""
+    """The shape of an example in `Task.sketches`, if the server needs it (PeFLL)."""
     factors: Factors | None = None
-    """Where LoRA's A and B lie in θ; none for an adapter without them."""
+    """The positions of LoRA's A and B in θ; None for other adapters."""
     max_weight: float = 1.0
-    """The largest share of a sum of weights that one client may have; |D_i| is self-declared."""
+    """The largest share of the weights that one client may have; |D_i| is self-declared."""
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """By place, the number of the client that has it."""
+        """The client number of each place."""
         return self.numbers or tuple(range(self.num_clients))
 
     @property
     def width(self) -> int:
-        """The most places there have been."""
+        """The largest number of places so far."""
         return max(self.most_clients, self.num_clients)
 
     def reseated(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> Setup:
-        """With the clients at the places `kept`, and after them newcomers: |D_i| by number."""
+        """The setup with the clients at the places `kept`, then `newcomers` (|D_i| by number)."""
         return replace(
             self,
             num_examples=(*(self.num_examples[p] for p in kept), *newcomers.values()),
@@ -84,7 +84,7 @@ class Setup:
         return self.weights(torch.ones(self.num_clients, dtype=torch.bool))
 
     def aggregate(self, stacked: Tensor, present: Tensor, *, weighted: bool = True) -> Tensor:
-        """Eq. (1) over the present clients of `stacked` (N, …), or what stands in its place."""
+        """Eq. (1), or the configured aggregation, over the present clients of `stacked` (N, …)."""
         if self.aggregation == "mean":
             return weighted_mean(stacked, self.weights(present) if weighted else present)
         rows = stacked[present]
@@ -93,7 +93,7 @@ class Setup:
         return trimmed_mean(rows, all_but_the_middle if median else int(self.trim * len(rows)))
 
     def like(self, key: str) -> Tensor:
-        """A tensor shaped as `adapter`, `delta`, `head` or `head_change` is in a message."""
+        """A template with the shape of `adapter`, `delta`, `head` or `head_change` in a message."""
         adapter, head = self.initial.adapter, self.initial.head
         names = {"adapter": adapter, "delta": adapter, "head": head, "head_change": head}
         return names[key]
@@ -101,7 +101,7 @@ class Setup:
     def stack(
         self, replies: Mapping[int, Reply], key: str, like: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Tensor `key` of all clients as (N, *shape), zero for the absent; and who is present.
+        """Tensor `key` of all clients as (N, *shape), zero if absent; and a mask of those present.
 
         The shape is φ^0's for `adapter`, `delta` and `head`; for any other key, that of `like`.
         Refuses a reply whose tensor is missing, has another shape, or holds a NaN: one such

@@ -1,4 +1,4 @@
-"""What a client can ask of its private data, and a server of data that it may see."""
+"""The interfaces to a client's private data and to a server's auxiliary data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pfedseq.params import Params, Part
 from pfedseq.training.config import Units
 
 Batch = Tensor
-"""What `Task.batches` yields and `Task.grad` understands: indices of training examples."""
+"""Indices of training examples, as `Task.batches` yields and `Task.grad` takes them."""
 
 
 class Task(Protocol):
@@ -29,7 +29,7 @@ class Task(Protocol):
 
     @property
     def round(self) -> int:
-        """t, from 1; 0 before the first."""
+        """The round t, from 1; 0 before the first."""
 
     @property
     def num_examples(self) -> int:
@@ -37,15 +37,15 @@ class Task(Protocol):
 
     @property
     def units(self) -> Units:
-        """What the rates of its model are measured in."""
+        """The units of the model's learning rates."""
 
     @property
     def factors(self) -> Factors | None:
-        """Where LoRA's A and B lie in θ; none for an adapter without them."""
+        """The positions of LoRA's A and B in θ; None for other adapters."""
 
     @property
     def label_counts(self) -> Tensor:
-        """(C,) how many training examples the client has of each class."""
+        """Training examples of each class (C,)."""
 
     def hello(self) -> Hello:
         """What the server may know of the client's data."""
@@ -60,36 +60,36 @@ class Task(Protocol):
         """The mean loss over `batch`, of which `grad` is the gradient."""
 
     def score(self, phi: Params, split: Split, full: bool = False) -> Score:
-        """The measures of every evaluation, of φ on a split of the client's data.
+        """The measures of φ on a split of the client's data.
 
-        With `full` all measures there are, and the counts that may be sent.
+        With `full`, all measures and the counts that may be sent.
         """
 
     def sketches(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The batch itself, made small, and labels (B,).
+        """A reduced form of the batch, and its labels (B,).
 
-        Of images (B, 3, 32, 32), of texts the mean (B, F) of their words' frozen embeddings.
+        Images become (B, 3, 32, 32), texts the mean (B, F) of their words' frozen embeddings.
         """
 
     def save(self, phi: Params) -> None:
-        """Keep φ as the client's personal model, in a place of its own."""
+        """Save φ as the client's personal model at its site."""
 
 
 class Site(Protocol):
-    """The place where a client's data lies."""
+    """The place where a client's data are."""
 
     def task(self, t: int, step: str) -> Task:
         """The client's objective, bound to round t and to the step it is used in."""
 
 
 class AuxiliaryTask(Protocol):
-    """Unlabelled images that the server may see, and the shared model on them (PerAda)."""
+    """Unlabelled images at the server, and the shared model on them (PerAda)."""
 
     def batches(self, t: int, count: int, size: int) -> Iterator[Tensor]:
-        """`count` minibatches of `size` images for round t; every image comes equally often."""
+        """`count` minibatches of `size` images for round t; all images are drawn equally often."""
 
     def logits(self, phis: Sequence[Params], batch: Tensor) -> Tensor:
-        """(…, B, C) of several φ on a minibatch."""
+        """Logits (…, B, C) of several φ on a minibatch."""
 
     def distillation_grad(self, phi: Params, batch: Tensor, teacher: Tensor) -> Params:
         """∇_φ of the mean over the batch of KL(softmax(teacher) ‖ softmax(logits(φ)))."""

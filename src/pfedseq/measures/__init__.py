@@ -1,11 +1,11 @@
-"""What is measured of a model's predictions: one list, which all tables, pages and files read.
+"""The measures of a model's predictions: one list, used by all tables, pages and files.
 
 A measure is a function of the predictions on all examples of a client's split, never an average of
-batches. Where it is not defined (an AUROC where all examples are of one class) it is None: that
-client is left out of means, and how many were left out is reported.
+batches. Where it is undefined (AUROC with examples of one class only) it is None: the client is
+excluded from means, and the number of excluded clients is reported.
 
-No example leaves a client. It sends the named numbers and, after the last round, `Counts`, which
-measures over all clients together are computed from.
+No example leaves a client. It sends the named numbers and, after the last round, `Counts`, from
+which measures over all clients' pooled examples are computed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Format:
-    """How a measure's values are written: times `scale`, in `unit`, with so many digits."""
+    """The format of a measure's values: multiplied by `scale`, in `unit`, with `digits`."""
 
     scale: float
     unit: str
@@ -73,29 +73,29 @@ class Measure:
     """A named number of a model's predictions."""
 
     name: str
-    """A key of metrics.jsonl and summary.json; as scikit-learn calls it."""
+    """The key in metrics.jsonl and summary.json; scikit-learn's name if it has one."""
     title: str
-    """In tables."""
+    """The name in tables."""
     higher_is_better: bool
     compute: Callable[[Any], float | None]
-    """From all predictions on a split that has examples; None where it is not defined."""
+    """Computes the value from all predictions on a non-empty split; None if undefined."""
     format: Format = PERCENT
     pooled: Callable[[Counts], float | None] | Literal["mean"] | None = None
-    """Over the examples of all clients: from their counts, or the mean weighted by examples; None:
-    not to be had."""
+    """The value over all clients' pooled examples: computed from counts, or as the sample-weighted
+    mean; None if not available."""
     bounds: tuple[float, float] = (0.0, 1.0)
-    """Between what its values can lie: what else a client claims is refused."""
+    """The range of valid values; values outside are refused."""
     of: tuple[type, ...] = (Predictions,)
-    """Of what predictions it is defined: of classes, or of the tokens of texts."""
+    """The kind of predictions it applies to: classes, or tokens of texts."""
     geometric: bool = False
-    """Over clients that are weighted by their examples: the geometric mean, not the arithmetic."""
+    """Whether the sample-weighted mean is geometric."""
 
     def value(self, predictions: Predictions | TokenPredictions) -> float | None:
-        """None where it is not defined."""
+        """The value, or None if undefined."""
         return self.compute(predictions) if isinstance(predictions, self.of) else None
 
     def weighted_mean(self, values: Values, weights: Values) -> float:
-        """Over clients, each weighted by its examples; of perplexities that of all their tokens."""
+        """The sample-weighted mean over clients; for perplexity, that of all tokens."""
         if self.geometric:
             return float(np.exp(np.average(np.log(values), weights=weights)))
         return float(np.average(values, weights=weights))
@@ -113,7 +113,7 @@ class Measure:
         return one - other if self.higher_is_better else other - one
 
     def rank(self, value: float) -> float:
-        """A number that is the higher, the better the value."""
+        """A number that is higher for better values."""
         return value if self.higher_is_better else -value
 
 
@@ -129,7 +129,7 @@ def _loss(p: Predictions | TokenPredictions) -> float:
 
 
 def _perplexity(p: TokenPredictions) -> float:
-    """exp of the mean loss over all tokens; a loss beyond what a float holds counts as that."""
+    """exp of the mean loss over all tokens, with the loss capped so that it is finite."""
     return float(np.exp(min(_loss(p), LARGEST_LOSS)))
 
 
@@ -138,7 +138,7 @@ Pairs = tuple[Classes, Classes, Classes | None]
 
 
 def _class_totals(pairs: Pairs) -> tuple[Values, Values, Values]:
-    """By class: examples that are rightly found, examples of it, and examples taken for it."""
+    """By class: true positives, examples of the class, and predictions of the class."""
     true, predicted, weights = pairs
     weights = np.ones(len(true), dtype=np.int64) if weights is None else weights
     size = int(max(true.max(initial=-1), predicted.max(initial=-1))) + 1
@@ -173,7 +173,7 @@ def _weighted_f1(pairs: Pairs) -> float:
 
 
 def _recall_of(wanted: int) -> Callable[[Pairs], float | None]:
-    """The recall of one of two classes; None where there are no examples of it."""
+    """The recall of one of two classes; None without examples of it."""
 
     def recall(pairs: Pairs) -> float | None:
         found, there, _ = _class_totals(pairs)
@@ -198,14 +198,14 @@ def _from_classes(formula: Callable[[Pairs], float | None], *, two: bool = False
 
 
 Curve = tuple[Values, Values]
-"""Examples of a class, and others, that score at least as high as each threshold, falling."""
+"""True and false positives at each threshold, from the highest score down."""
 
 
 def _curve(own: NDArray[np.bool_], scores: NDArray[Any], weights: Classes | None) -> Curve:
     order = np.argsort(-scores, kind="stable")
     number = np.ones(len(order)) if weights is None else weights[order].astype(np.float64)
     hits, misses = (np.cumsum(number * mine) for mine in (own[order], ~own[order]))
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # equals go together
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # ties
     return hits[ends], misses[ends]
 
 
@@ -260,7 +260,7 @@ def _pooled_ece(counts: Counts) -> float:
 
 
 def _brier(p: Predictions) -> float:
-    """The mean square distance of the probabilities from the truth; halved for two classes."""
+    """The mean squared error of the probabilities; halved for two classes."""
     truth = p.labels[:, None] == np.arange(p.num_classes)
     distance = float(((p.probabilities - truth) ** 2).sum(1).mean())
     return distance / 2 if p.num_classes == 2 else distance
@@ -307,9 +307,9 @@ MEASURES: Registry[Measure] = Registry(
         ),
     ],
 )
-"""All measures, by name. One more is one function and one line, or a plug-in."""
+"""All measures by name. Another one is a function and a line here, or a plug-in."""
 ALWAYS = ("accuracy", "loss")
-"""What every evaluation of classes has; where they are not defined, they are left out."""
+"""The measures of every evaluation of classes."""
 
 
 find_measure = MEASURES.find
@@ -318,10 +318,10 @@ register_measure = MEASURES.register
 
 @dataclass(frozen=True)
 class Score:
-    """How a model does on one split of a client's data."""
+    """A model's measures on one split of a client's data."""
 
     values: Mapping[str, float]
-    """By measure; one that is not defined here is missing."""
+    """Values by measure; undefined measures are missing."""
     num_examples: int
     counts: Counts | None = None
 
@@ -334,7 +334,7 @@ def score(
 ) -> Score:
     """The named measures of predictions (n, C) on all n examples of a split.
 
-    Without examples accuracy and loss are zero, and nothing else is defined.
+    Without examples, accuracy and loss are zero and all other measures are undefined.
     """
     predictions = Predictions.of(logits, labels)
     if not len(predictions.labels):

@@ -1,4 +1,4 @@
-"""A model's predictions on a split, and the counts of them that may leave a client."""
+"""A model's predictions on a split, and the counts that a client may send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Values = NDArray[np.float64]
 Classes = NDArray[np.int64]
 
 CONFIDENCE_BINS = 15
-"""Equally wide bins of the likeliest class's probability."""
+"""Number of equal-width bins of the top class's probability."""
 LOG_ODDS_REACH, LOG_ODDS_BINS = 10.0, 200
 """Of the histograms of log-odds: from −10 to 10 in steps of 0.1; what lies beyond is in the last
 bins."""
@@ -26,14 +26,14 @@ MOST_HISTOGRAM_CLASSES = 100
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of all examples of one split of a client's data."""
+    """A model's predictions for all examples of one split of a client's data."""
 
     logits: Tensor
     """(n, C)."""
     labels: Classes
     """(n,)."""
     predicted: Classes
-    """(n,): the likeliest classes."""
+    """(n,): the predicted classes."""
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor) -> Predictions:
@@ -59,9 +59,9 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a client tells of its predictions beyond the named numbers: counts, and no example.
+    """Counts of a client's predictions, which contain no example.
 
-    Arrays of whole numbers but for `confidence`; those of all clients can be added up.
+    Integer arrays except for `confidence`; the counts of several clients can be added.
     """
 
     confusion: Classes
@@ -92,7 +92,7 @@ class Counts:
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor], num_classes: int) -> Counts | None:
-        """What `tensors` gave; None where anything else was sent."""
+        """Read what `tensors` wrote; None for anything else."""
         try:
             confusion, reliability, confidence, histograms = (
                 tensors[name].cpu().numpy() for name in _ARRAYS
@@ -140,7 +140,7 @@ class Counts:
         )
 
     def matrix(self) -> Classes:
-        """The confusion matrix (C, C): examples of the row's class taken for the column's."""
+        """The confusion matrix (C, C): rows are true classes, columns predicted ones."""
         found = np.zeros((self.num_classes, self.num_classes), dtype=np.int64)
         true, predicted, count = self.confusion.T
         found[true, predicted] = count
@@ -151,7 +151,7 @@ _ARRAYS = ("confusion", "reliability", "confidence", "histograms")
 
 
 def reliability_of(predictions: Predictions) -> tuple[Classes, Values]:
-    """By bin of confidence: (·, 2) examples, and how many are right; (·,) summed confidence."""
+    """By bin of confidence: (·, 2) examples and correct ones; (·,) summed confidence."""
     labels = predictions.labels
     top = predictions.probabilities.max(1) if len(labels) else np.zeros(0)
     places = np.clip(np.ceil(top * CONFIDENCE_BINS).astype(np.int64) - 1, 0, CONFIDENCE_BINS - 1)
@@ -163,17 +163,21 @@ def reliability_of(predictions: Predictions) -> tuple[Classes, Values]:
 
 
 def _counted(columns: Sequence[Classes], sizes: tuple[int, ...]) -> Classes:
-    """Each row that occurs in these columns, with how often as its last column."""
+    """The distinct rows of these columns, with their frequency as the last column."""
     codes, counts = np.unique(np.ravel_multi_index(columns, sizes), return_counts=True)
     return np.stack([*np.unravel_index(codes, sizes), counts], axis=1)
 
 
 def _added(tables: Sequence[Classes]) -> Classes:
-    """One table of all rows, their last columns added up where the others are alike."""
+    """One table of all rows; the last columns of equal rows are added."""
     rows = np.concatenate(tables)
-    different, places = np.unique(rows[:, :-1], axis=0, return_inverse=True)
-    sums = np.bincount(places.reshape(-1), rows[:, -1], minlength=len(different))
-    return np.concatenate([different, sums.astype(np.int64)[:, None]], axis=1)
+    if not len(rows):
+        return rows
+    columns = rows[:, :-1].T
+    sizes = tuple(columns.max(axis=1) + 1)
+    codes, places = np.unique(np.ravel_multi_index(tuple(columns), sizes), return_inverse=True)
+    sums = np.bincount(places.reshape(-1), rows[:, -1], minlength=len(codes))
+    return np.stack([*np.unravel_index(codes, sizes), sums.astype(np.int64)], axis=1)
 
 
 def _histograms(predictions: Predictions) -> Classes:

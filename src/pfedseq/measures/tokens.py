@@ -18,18 +18,18 @@ LARGEST_LOSS = 700.0
 
 @dataclass(frozen=True)
 class TokenPredictions:
-    """What a model says of all tokens of a split that count; the logits are not kept."""
+    """A model's predictions for all counted tokens of a split; logits are not kept."""
 
     losses: Values
     """(n,): cross-entropy of each token."""
     predicted: Classes
-    """(n,): the likeliest tokens."""
+    """(n,): the predicted tokens."""
     labels: Classes
-    """(n,): the tokens themselves."""
+    """(n,): the true tokens."""
 
     @classmethod
     def of(cls, parts: Iterable[tuple[Tensor, Tensor]]) -> TokenPredictions:
-        """Of logits (·, V) with their tokens (·,), one part after the other."""
+        """Predictions from parts of logits (·, V) with their tokens (·,)."""
         losses, predicted, labels = [np.zeros(0)], [_NONE], [_NONE]
         for logits, tokens in parts:
             each = cross_entropy(logits, tokens, reduction="none")

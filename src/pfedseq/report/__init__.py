@@ -1,1 +1,1 @@
-"""What a person sees: progress while it runs, tables and figures when it is done."""
+"""Output for people: progress, tables, figures and the report page."""

@@ -12,7 +12,7 @@ from pfedseq.report.console import console
 
 
 def print_advice(situation: Situation, found: Sequence[Advice]) -> None:
-    """What was seen of the data, what suits it and why, and what to type."""
+    """Print the data's properties, the methods that suit them and why, and the next command."""
     for sentence in sentences(situation):
         console.print(f"- {sentence}", highlight=False)
     table = Table(title="Methods to try first", title_justify="left", show_lines=True)
@@ -24,7 +24,7 @@ def print_advice(situation: Situation, found: Sequence[Advice]) -> None:
     console.print(table)
     names = list(dict.fromkeys(name for advice in found for name in advice.methods))
     console.print(
-        f"Rules of thumb, no promise. Compare on your data: pfedseq compare CONFIG --methods "
+        f"These are rules of thumb. Compare on your data: pfedseq compare CONFIG --methods "
         f"{','.join(names)}",
         highlight=False,
         soft_wrap=True,

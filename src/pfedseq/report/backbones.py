@@ -1,4 +1,4 @@
-"""`pfedseq backbones`: what `model.backbone` may name, and what is fast on each."""
+"""`pfedseq backbones`: values of `model.backbone`, and the fast paths of each family."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOURCES = (
 
 
 def print_backbones() -> None:
-    """Where backbones come from, and the families that can be read."""
+    """Print the sources of backbones and the supported families."""
     sources = Table(title="Sources (model.backbone)", title_justify="left")
     for heading in ("name", "what it is"):
         sources.add_column(heading, overflow="fold")

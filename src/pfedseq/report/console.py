@@ -1,4 +1,4 @@
-"""The one console that progress and tables are printed to."""
+"""The console for progress and tables."""
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -8,5 +8,5 @@ console = Console()
 
 
 def plain_table() -> Table:
-    """A table without lines between its cells, as narrow as can be."""
+    """A compact table without cell borders."""
     return Table(box=SIMPLE, padding=0, collapse_padding=True)

@@ -1,4 +1,4 @@
-"""What a person sees of an experiment: our numbers beside the paper's, and what differs."""
+"""Tables of an experiment: our numbers next to the paper's, and where they differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pfedseq.words import count, size
 
 
 def print_sheet(sheet: Sheet) -> None:
-    """A table per scenario, then how far the order of the lines agrees with the paper's."""
+    """Print a table per scenario, then how well the ranking agrees with the paper's."""
     for scenario in sheet.scenarios:
         columns = [column for column in sheet.shown() if column.scenario == scenario]
         table = plain_table()
@@ -60,7 +60,7 @@ def print_sheet(sheet: Sheet) -> None:
 
 
 def print_made(files: Sequence[Path], problems: Mapping[str, str]) -> None:
-    """Where everything is, and which runs are missing."""
+    """Print the result paths and the missing runs."""
     console.print("Results:")
     for path in files:
         console.print(f"  {escape(str(path))}", soft_wrap=True)
@@ -71,7 +71,7 @@ def print_made(files: Sequence[Path], problems: Mapping[str, str]) -> None:
 def _print_remarks(sheet: Sheet, columns: Sequence[Column]) -> None:
     remarks = []
     if len(sheet.seeds) > 1:
-        remarks.append("± is the standard deviation over seeds, a spread, not the mean's error")
+        remarks.append("± is the standard deviation over seeds, not the standard error")
     if any(map(_has_behind, columns)):
         remarks.append("pFedSeq ahead by: points, paired by client and seed, 95 % interval")
     for column in columns:
@@ -139,7 +139,7 @@ def _number(column: Column, value: float) -> str:
 
 
 def print_experiments(wanted: Sequence[Reproduction], paces: dict[str, Pace]) -> None:
-    """All tables and figures: what each is and needs, how much is done, how long the rest takes."""
+    """List all tables and figures with their runs, progress and remaining time."""
     table = Table(title="pfedseq reproduce NAME", title_justify="left", box=SIMPLE, padding=0)
     table.add_column("name", no_wrap=True)
     for heading in ("what it is", "data sets"):
@@ -169,7 +169,7 @@ def print_experiments(wanted: Sequence[Reproduction], paces: dict[str, Pace]) ->
 
 
 def print_plan(plan: Plan) -> None:
-    """What a run has to do, then what each method will cost."""
+    """Print the size of a run, then the cost of each method."""
     console.print(
         f"{count(plan.rounds, 'round')}, {count(plan.num_clients, 'client')}; "
         f"{count(plan.training_examples, f'training {plan.unit}')} an epoch, "
@@ -210,7 +210,7 @@ def print_plan(plan: Plan) -> None:
 
 
 def print_trials(found: Sequence[Trial], headline: Measure) -> None:
-    """All trials, each method's best first, and what may lie beyond the grid."""
+    """Print all trials, each method's best first, and optima at the edge of the grid."""
     best = winners(found)
     table = plain_table()
     table.add_column("method")
@@ -235,4 +235,4 @@ def print_trials(found: Sequence[Trial], headline: Measure) -> None:
             )
     for name in dict.fromkeys(trial.method for trial in found):
         if name not in [trial.method for trial in best]:
-            console.print(f"Warning: no trial of {method_title(name)} came to an end")
+            console.print(f"Warning: no trial of {method_title(name)} succeeded")

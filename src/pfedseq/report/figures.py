@@ -1,4 +1,4 @@
-"""Pictures of a run, or of a comparison of runs, drawn from their folders."""
+"""Figures of a run or of a comparison, drawn from the result folders."""
 
 from __future__ import annotations
 

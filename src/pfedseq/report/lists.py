@@ -1,4 +1,4 @@
-"""What there is to choose: methods, data sets and presets."""
+"""Tables of methods, data sets and presets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IN_A_PASS = (
 
 
 def print_methods(verbose: bool) -> None:
-    """Names, titles and one line each; with `verbose` every option and its default."""
+    """Print names, titles and summaries; with `verbose` also every option and its default."""
     outside = [name for name in METHODS if name not in (*PAPER, *NEWER)]
     groups = {"The paper's methods": PAPER, "Newer methods": NEWER, "Plug-ins": outside}
     for heading, names in groups.items():
@@ -56,7 +56,7 @@ def print_methods(verbose: bool) -> None:
 
 
 def _is_common(key: str, field: FieldInfo) -> bool:
-    """Whether an option is [training]'s, and the method says nothing of its own about it."""
+    """Whether a method inherits an option from [training] unchanged."""
     common = LocalTraining.model_fields.get(key)
     return common is not None and common.description == field.description
 
@@ -75,7 +75,7 @@ def _variants() -> Table:
 
 
 def print_datasets() -> None:
-    """Names, what they are, and what they are read from."""
+    """Print names, descriptions and possible sources."""
     table = Table(title="Data sets (data.name)", title_justify="left", show_lines=True)
     for heading in ("name", "what it is", "what data.source may be"):
         table.add_column(heading)
@@ -87,7 +87,7 @@ def print_datasets() -> None:
 
 
 def print_presets() -> None:
-    """Names of the configs that ship with the package, and what each is."""
+    """Print the presets and their descriptions."""
     table = Table(title="Presets (pfedseq run NAME)", title_justify="left")
     for heading in ("name", "what it is"):
         table.add_column(heading)

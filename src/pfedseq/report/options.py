@@ -1,4 +1,4 @@
-"""Every option of a config, read off the models that check it, for people and for the docs."""
+"""All config options, read from the pydantic models, for the terminal and the docs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Option:
     allowed: str
     """Its type and range, or its choices."""
     default: str
-    """As TOML would have it; empty where leaving the key out means something of its own."""
+    """The default in TOML; empty if the option is unset by default."""
     description: str
 
 
 def sections() -> dict[str, type[BaseModel]]:
-    """The sections of a config in their order, those of the methods last, by their TOML names."""
+    """The config sections by TOML name, in order, those of the methods last."""
     kinds = {
         name: (get_args(field.annotation) or [field.annotation])[0]  # [[plugins]] is a list
         for name, field in Config.model_fields.items()
@@ -53,7 +53,7 @@ def sections() -> dict[str, type[BaseModel]]:
 
 
 def find_section(name: str) -> type[BaseModel]:
-    """The section of that name, or an error that names the nearest."""
+    """The section of that name; an error suggests the nearest one."""
     known = sections()
     if name in known:
         return known[name]
@@ -110,7 +110,7 @@ def _toml(value: Any) -> str:
 
 
 def _allowed(field: FieldInfo) -> str:
-    """Such as `integer, ≥ 1`; how long a list must be goes without saying."""
+    """Describe a type and its range, e.g. `integer, ≥ 1`; list lengths are left out."""
     bounds = [
         f"{sign} {_toml(getattr(constraint, name))}"
         for constraint in field.metadata
@@ -125,7 +125,7 @@ def _any_of(names: Sequence[str]) -> str:
 
 
 def _names(annotation: Any) -> Iterator[str]:
-    """What a type is called in a TOML file; None, which TOML lacks, is left out."""
+    """The TOML name of a type, without None, which TOML lacks."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is None or annotation is type(None):
         return

@@ -1,4 +1,4 @@
-"""What a person sees while something runs: bars on a terminal, now and then a line elsewhere."""
+"""Progress: bars on a terminal, occasional lines in a log."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ clock = time.monotonic
 
 
 class RoundPace:
-    """How far one method is, how long it took, and how long it will take.
+    """One method's progress, elapsed time and remaining time.
 
-    What an earlier session did counts as done and as elapsed, but the time left is estimated from
-    this session's rounds alone.
+    Rounds of an earlier session count as done and elapsed; the remaining time is estimated from
+    this session's rounds only.
     """
 
     def __init__(self, rounds: int, earlier: Sequence[RoundRecord] = ()) -> None:
@@ -59,12 +59,12 @@ class RoundPace:
         return self.done >= self.rounds
 
     def start(self) -> None:
-        """From now on the clock runs."""
+        """Start the clock."""
         self._started = clock()
 
     def advance(self, record: RoundRecord) -> None:
-        """One more round is done; the first tells where this session went on."""
-        if self._started is None:  # the method before it stopped early
+        """Record a finished round; the first one shows where this session continued."""
+        if self._started is None:  # the previous method stopped early
             self.start()
         if self._done_before is None:
             self._done_before = record.round - 1
@@ -82,7 +82,7 @@ class RoundPace:
             self.headline = f"{measure.title} {short.with_unit(record.scores.client_mean)}"
 
     def elapsed(self) -> float:
-        """Seconds, those of earlier sessions included."""
+        """Seconds, including earlier sessions."""
         return self._earlier_seconds + self._session()
 
     def left(self) -> float | None:
@@ -91,7 +91,7 @@ class RoundPace:
             return 0.0
         if self._done_before is None:
             return None
-        # Only what is between rounds counts, so that the estimate does not rise during a round.
+        # Only whole rounds count, so that the estimate does not rise during a round.
         return self._session() / (self.done - self._done_before) * (self.rounds - self.done)
 
     def _session(self) -> float:
@@ -139,7 +139,7 @@ class ProgressDisplay:
     """One bar per method with its accuracy, the time it took and the time left.
 
     Without a terminal: a line after the first and the last round, and every ten seconds between.
-    `earlier` holds what a run that is continued has done already.
+    `earlier` holds the finished rounds of a continued run.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ def _line(name: str, pace: RoundPace) -> str:
 
 
 class SequenceDisplay:
-    """The display of each run of a sweep in the folder `out`, as they come."""
+    """Progress displays for the runs of a sweep in the folder `out`."""
 
     def __init__(self, num_runs: int, out: Path) -> None:
         self._num_runs, self._out, self._started = num_runs, out, 0

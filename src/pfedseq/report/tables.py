@@ -1,4 +1,4 @@
-"""What a person sees when something is done: tables, and where the files are."""
+"""Result tables, and the paths of the result files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pfedseq.runs.records import MethodSummary, RunSummary
 
 MOST_CLIENT_ROWS, MOST_METHOD_COLUMNS = 25, 6
-"""How much of clients × methods is printed; summary.json has all of it."""
+"""Clients × methods that are printed; summary.json has all."""
 WIDEST_NAME = 26
-"""Letters of a client's name in a line; what is longer goes on in the next."""
+"""Characters of a client's name per line; longer names wrap."""
 
 _EPSILONS = {
     "method": "of every client's updates in one method (its data or none)",
@@ -34,11 +34,11 @@ _EPSILONS = {
     "method_replace_one": "of one method where a client's data are replaced by any other",
     "all_methods_replace_one": "of all methods together where they are replaced",
 }
-"""How much a client's updates tell of its data, where they are private."""
+"""Descriptions of the privacy guarantees (ε) of a client's updates."""
 
 
 def print_prepared(prepared: Prepared) -> None:
-    """What a store holds and where it is."""
+    """Print the content and path of a store."""
     parts = [count(prepared.num_images, "image"), count(len(prepared.class_names), "class")]
     if prepared.owner_names:
         parts.append(count(len(prepared.owner_names), "owner"))
@@ -48,7 +48,7 @@ def print_prepared(prepared: Prepared) -> None:
 
 
 def print_notes(notes: Sequence[str]) -> None:
-    """What the user should know, a line each."""
+    """Print messages, one per line."""
     for note in notes:
         console.print(f"Note: {escape(note)}", soft_wrap=True)
 
@@ -123,7 +123,7 @@ def print_comparison(comparison: Comparison, folder: Path) -> None:
             for key, value in row.values.items()
         ]
         table.add_row(method_title(row.method), *cells, style=style)
-    spread = "±: standard deviation over seeds, a spread, not the mean's error; " if several else ""
+    spread = "±: standard deviation over seeds, not the standard error; " if several else ""
     left_out = (
         f"; the headline is not defined for {count(comparison.undefined, 'client')}, left out"
         if comparison.undefined
@@ -134,7 +134,7 @@ def print_comparison(comparison: Comparison, folder: Path) -> None:
         table,
         f"{_test(measure)}, n = {comparison.examples:,}, seed{'s' * several} "
         f"{', '.join(map(str, seeds))}; {kept}, then the best rounds",
-        f"{spread}*: optimistic, chosen by the test data themselves{left_out}",
+        f"{spread}*: optimistic, selected on the test data{left_out}",
     )
     table = plain_table()
     table.add_column("method")
@@ -200,7 +200,7 @@ def _print_files(folder: Path, files: dict[str, str]) -> None:
 
 
 def print_results(summary: RunSummary, folder: Path) -> None:
-    """The tables of a run, then the paths of everything it left behind."""
+    """Print the tables of a run, then the paths of its results."""
     table = plain_table()
     table.add_column("method", no_wrap=True)
     for heading in ("client\nmean", "worst\nclient", "sample-\nweighted"):
@@ -252,7 +252,7 @@ def print_results(summary: RunSummary, folder: Path) -> None:
 
 
 def _undefined(summary: RunSummary) -> str:
-    """For how many clients the headline is not defined, where it is so for any."""
+    """Say for how many clients the headline is undefined, if any."""
     most = max(row.scores.over_test.undefined for row in summary.methods.values())
     if not most:
         return ""
@@ -288,7 +288,7 @@ def _print_measures(summary: RunSummary) -> None:
 
 
 def _print_choices(summary: RunSummary) -> None:
-    """Which methods stopped early, and whose models are not the last round's."""
+    """Print the methods that stopped early or keep models of an earlier round."""
     for name, row in summary.methods.items():
         title = method_title(name)
         if row.rounds < row.planned_rounds:
@@ -301,7 +301,7 @@ def _print_choices(summary: RunSummary) -> None:
 
 
 def _print_harm(summary: RunSummary) -> None:
-    """Which clients would be better served without the personalisation."""
+    """Print the clients that would do better without personalisation."""
     for method, by_yardstick in summary.harmed.items():
         for yardstick, clients in by_yardstick.items():
             shown = ", ".join(clients[:MOST_CLIENT_ROWS])
@@ -316,7 +316,7 @@ def _print_harm(summary: RunSummary) -> None:
 
 
 def print_each_client(summary: RunSummary) -> None:
-    """Every client's headline with every method, as far as a terminal has room."""
+    """Print every client's headline with every method, as far as it fits a terminal."""
     methods = dict(list(summary.methods.items())[:MOST_METHOD_COLUMNS])
     columns = [row.by_client for row in methods.values()]
     first = next(iter(methods.values()))

@@ -1,4 +1,4 @@
-"""Rounds sent to TensorBoard or MLflow as they end; metrics.jsonl is written in any case."""
+"""Sends each round to TensorBoard or MLflow; metrics.jsonl is written in any case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MLFLOW_EXPERIMENT = "pfedseq"
 
 
 class Tracker(Protocol):
-    """Somewhere that numbers by method and round can be sent to."""
+    """A destination for numbers by method and round."""
 
     def log(self, method: str, t: int, values: dict[str, float]) -> None:
         """One round's numbers."""
@@ -98,7 +98,7 @@ TRACKERS: dict[str, Callable[[Config, Path], Tracker]] = {
 
 
 class Tracking:
-    """Passes each record on; a tracker that fails is reported once, and the run continues."""
+    """Forwards each record; a failing tracker is reported once, and the run continues."""
 
     def __init__(self, tracker: Tracker, tell: Callable[[str], None]) -> None:
         self._tracker, self._tell, self._works = tracker, tell, True
@@ -118,7 +118,7 @@ class Tracking:
             return
         try:
             work()
-        except Exception as problem:  # anything: a server that is away must not end a run
+        except Exception as problem:  # an unreachable tracking server must not end a run
             self._works = False
             self._tell(
                 f"tracking has stopped ({type(problem).__name__}: {problem}); the run continues, "
@@ -127,7 +127,7 @@ class Tracking:
 
 
 def open_tracking(kind: str, config: Config, folder: Path, tell: Callable[[str], None]) -> Tracking:
-    """The tracker of that name, refused at once where it is unknown or not installed."""
+    """The tracker of that name; refuses one that is unknown or not installed."""
     if kind not in TRACKERS:
         raise InputError(f"--track {kind!r} is unknown: choose {' or '.join(TRACKERS)}")
     return Tracking(TRACKERS[kind](config, folder), tell)
@@ -137,7 +137,7 @@ def open_tracking(kind: str, config: Config, folder: Path, tell: Callable[[str],
 def tracked(
     announce: Announce, kind: str | None, entries: Sequence[SweepEntry], out: Path, tell: Tell
 ) -> Iterator[Announce]:
-    """A sweep's `announce`, whose runs are also sent to the tracker `kind`, where one is named."""
+    """Wrap a sweep's `announce` so that runs are also sent to the tracker `kind`, if given."""
     if kind is None or not entries:
         yield announce
         return
@@ -145,7 +145,7 @@ def tracked(
     def tracking_of(entry: SweepEntry) -> Tracking:
         return open_tracking(kind, entry.config, entry.folder(out).path, tell)
 
-    current = tracking_of(entries[0])  # what is missing is better missed before the first run
+    current = tracking_of(entries[0])  # fail before the first run rather than after it
 
     def both(entry: SweepEntry) -> Listener:
         nonlocal current
@@ -167,7 +167,7 @@ def tracked(
 
 
 def tracked_values(record: RoundRecord) -> dict[str, float]:
-    """What of a round is a single number."""
+    """The scalar values of a round."""
     values = {f"cost/{name}": float(value) for name, value in asdict(record.cost).items()}
     if record.scores is not None:
         for name in record.scores.test:

@@ -2,10 +2,10 @@
 
 Checkpoints go to two slots in turn. A slot is a folder with a manifest and the parts that it names:
 every large tensor is a part of its own, and what is small is one part for the server and one for
-each client. A part is a safetensors file named by the SHA-256 of its content, so what has not
-changed since the slot was last written is not written again, and what the disk has changed is
-noticed. The manifest is replaced last: until then the slot is the checkpoint that it was before.
-The slots share no file, so that one is left whatever happens to the other.
+each client. A part is a safetensors file named by the SHA-256 of its content, so unchanged parts
+are not written again, and corruption on disk is detected. The manifest is replaced last: until then
+the slot is the previous checkpoint. The slots share no file, so damage to one leaves the other
+intact.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from pfedseq.files import remove_temporaries, sync_folder, write_atomically
 from pfedseq.runs.identity import MadeWith, difference
 
 LARGE_BYTES = 2**16
-"""A tensor from this size on is a file of its own."""
+"""Tensors of at least this size in bytes get their own file."""
 
 _MANIFEST = "manifest.json"
 _SERVER = "server"
 _ONLY = "tensor"
-"""The name of a large tensor in its file: not its own, or what moves in the history would change
-its content."""
+"""The name of a large tensor in its file: constant, so that a tensor that moves within the history
+keeps its content."""
 
 
 class DamagedError(Exception):
-    """A slot holds no checkpoint that can be used; the text says why."""
+    """A slot holds no usable checkpoint; the message says why."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a manifest says."""
+    """The content of a manifest."""
 
     round: int
     made_with: MadeWith
@@ -54,20 +54,20 @@ class Checkpoint:
     each of its `large` tensors by name."""
 
     def digests(self) -> set[str]:
-        """The parts that belong to it."""
+        """The digests of all its parts."""
         parts: set[str] = set()
         for owner in self.owners.values():
             parts |= {*owner["large"].values(), *([owner["small"]] if owner["small"] else [])}
         return parts
 
     def to_json(self) -> str:
-        """With a checksum over all the rest."""
+        """The manifest as JSON, with a checksum."""
         body = {"round": self.round, "made_with": dict(self.made_with), "owners": self.owners}
         return json.dumps({"sha256": _body_digest(body), **body}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Checkpoint:
-        """What `to_json` gave; raises `DamagedError` for anything else."""
+        """Read what `to_json` wrote; raises `DamagedError` for anything else."""
         try:
             body = json.loads(text)
             digest = body.pop("sha256")
@@ -87,25 +87,25 @@ class Slot:
         self.folder = folder
         self._manifest = folder / _MANIFEST
         self._last: Checkpoint | None = None
-        """What this process has written or read here."""
+        """The manifest that this process last wrote or read here."""
         self._unsaved: set[str] = set()
-        """Owners that changed since."""
+        """Owners that have changed since."""
         self._whole: set[str] = set()
-        """Parts here whose content this process has seen."""
+        """Parts that this process has written or verified."""
 
     def exists(self) -> bool:
-        """Whether a checkpoint was once written here."""
+        """Whether a checkpoint was ever written here."""
         return self._manifest.exists()
 
     def read(self) -> Checkpoint:
-        """What the manifest says; raises `DamagedError`."""
+        """Read the manifest; raises `DamagedError`."""
         try:
             return Checkpoint.from_json(self._manifest.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as problem:
             raise DamagedError(f"its manifest is not readable ({problem})") from None
 
     def changed(self, owner: str) -> None:
-        """What the slot holds of this owner is no longer what there is."""
+        """Mark an owner's state in this slot as outdated."""
         self._unsaved.add(owner)
 
     def write(
@@ -127,7 +127,7 @@ class Slot:
         self._drop_unused(checkpoint.digests())
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise `DamagedError` where a part is not what it was."""
+        """Raise `DamagedError` if a part is missing or altered."""
         for digest in checkpoint.digests():
             self._part(digest)
 
@@ -137,12 +137,12 @@ class Slot:
             tensors = self._part(parts["small"]) if parts["small"] else {}
             for name, digest in parts["large"].items():
                 tensors[name] = self._part(digest)[_ONLY]
-            # Copies: numbers that begin anywhere in a file's bytes may be rounded differently.
+            # Copy: operations on unaligned tensors may round differently.
             yield owner, {n: tensor.to(device, copy=True) for n, tensor in tensors.items()}
         self._last = checkpoint
 
     def clear(self) -> None:
-        """Remove all there is, so that nothing damaged is used again."""
+        """Remove the slot's content, so that nothing damaged is reused."""
         self._manifest.unlink(missing_ok=True)
         self._last = None
         self._drop_unused(set())
@@ -172,7 +172,7 @@ class Slot:
             if hashlib.sha256(content).hexdigest() != digest:
                 raise DamagedError(f"the checksum of {path.name} is wrong")
             self._whole.add(digest)
-            return dict(sorted(load(content).items()))  # safetensors gives them in any order
+            return dict(sorted(load(content).items()))  # safetensors does not keep the order
         except (OSError, SafetensorError) as problem:
             raise DamagedError(f"{path.name} is not readable ({problem})") from None
 
@@ -194,16 +194,16 @@ class Checkpoints:
     def __init__(self, folder: Path, states: ClientStates, made_with: MadeWith) -> None:
         self.folder, self.made_with = folder, made_with
         self.states = TrackedStates(states)
-        """What the engine is given, so that it is known who has changed."""
+        """The engine's store, which records the clients that changed."""
         self._remembering: set[int] = set()
-        """The clients that have a memory."""
+        """The clients with a stored state."""
         self._slots = _slots(folder)
-        """The one that is written next comes first."""
+        """The next slot to be written comes first."""
 
     def save(self, t: int, server: Server) -> None:
-        """Server and client memories after round t."""
+        """Save the server's and the clients' states after round t."""
         memory = server_state(server)
-        for folder in (self.folder.parent, self.folder):  # they hold everyone's updates
+        for folder in (self.folder.parent, self.folder):  # they contain the clients' updates
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)
         self._remembering |= self.states.changed
@@ -220,13 +220,13 @@ class Checkpoints:
         self._slots.reverse()
 
     def load(self, server: Server, device: torch.device, tell: Callable[[str], None]) -> int:
-        """Restore the newest checkpoint that is whole; returns its round, 0 where there is none."""
+        """Restore the newest intact checkpoint; return its round, or 0 if there is none."""
         faults: list[str] = []
         for slot, checkpoint in self._newest_first(faults):
             if changed := difference(checkpoint.made_with, self.made_with):
                 raise InputError(
-                    f"the checkpoint in {self.folder} does not belong to this run ({changed}): go "
-                    "back to what it was made with, or delete that folder to start the method anew"
+                    f"the checkpoint in {self.folder} does not belong to this run ({changed}): "
+                    "restore the former setup, or delete that folder to restart the method"
                 )
             try:
                 slot.check(checkpoint)
@@ -237,7 +237,7 @@ class Checkpoints:
             self._restore(server, slot.load(checkpoint, device))
             if faults:
                 tell(
-                    f"a checkpoint in {self.folder} is damaged ({'; '.join(faults)}); going on "
+                    f"a checkpoint in {self.folder} is damaged ({'; '.join(faults)}); continuing "
                     f"from the one of round {checkpoint.round}"
                 )
             if slot is self._slots[0]:
@@ -246,7 +246,7 @@ class Checkpoints:
         if faults:
             raise InputError(
                 f"no checkpoint in {self.folder} is readable ({'; '.join(faults)}); delete that "
-                "folder to start the method anew"
+                "folder to restart the method"
             )
         return 0
 
@@ -260,13 +260,13 @@ class Checkpoints:
         except (KeyError, ValueError, TypeError, RuntimeError) as problem:
             raise InputError(
                 f"the checkpoint in {self.folder} holds other tensors than this method's "
-                f"({problem}); delete that folder to start the method anew"
+                f"({problem}); delete that folder to restart the method"
             ) from None
         self._remembering |= self.states.changed
         self.states.changed.clear()
 
     def _newest_first(self, faults: list[str]) -> list[tuple[Slot, Checkpoint]]:
-        """The slots whose manifests are whole; what is wrong with others goes to `faults`."""
+        """The slots with intact manifests; problems of the others are added to `faults`."""
         found: list[tuple[Slot, Checkpoint]] = []
         for slot in self._slots:
             if slot.exists():
@@ -278,9 +278,9 @@ class Checkpoints:
 
 
 def newest_server(folder: Path) -> tuple[Checkpoint, Tensors] | None:
-    """The server's memory in the newest whole checkpoint, to look at; None where there is none.
+    """The server's state in the newest intact checkpoint, read-only; None if there is none.
 
-    Nothing is changed, so a run that goes on meanwhile is not disturbed.
+    Safe while the run is in progress.
     """
     slots = [slot for slot in _slots(folder) if slot.exists()]
     whole: list[tuple[Checkpoint, Tensors]] = []
@@ -290,7 +290,7 @@ def newest_server(folder: Path) -> tuple[Checkpoint, Tensors] | None:
             memories = slot.load(checkpoint, torch.device("cpu"))
             whole += [(checkpoint, tensors) for owner, tensors in memories if owner == _SERVER]
         except DamagedError:
-            continue  # the other slot may be whole
+            continue  # the other slot may be intact
     if slots and not whole:
         raise InputError(f"no checkpoint in {folder} is readable")
     return max(whole, key=lambda entry: entry[0].round, default=None)
@@ -312,21 +312,21 @@ class _Stateful(Protocol):
 
 
 def server_state(server: Server) -> Tensors:
-    """All tensors behind the names in `Server.persistent`, and whose places they are."""
+    """All tensors named in `Server.persistent`, and the clients of the places."""
     setup = server.setup
     seats = {
         "clients": torch.tensor(setup.clients),
         "num_examples": torch.tensor(setup.num_examples),
         "silent_rounds": server.silent_rounds,
         "update_lengths": server.update_lengths,
-        "places": torch.zeros(setup.width, dtype=torch.uint8),  # a number could claim any width
+        "places": torch.zeros(setup.width, dtype=torch.uint8),  # an integer has no fixed width
     }
     memory = {name: getattr(server, name) for name in server.persistent}
     return dict(_flat({"seats": seats, "moments": server.moments, **memory}))
 
 
 def restore_server(server: Server, memory: Tensors, only: Sequence[str] | None = None) -> None:
-    """Put what `server_state` gave back in its place: all that is persistent, or `only` a part."""
+    """Restore what `server_state` saved: all persistent attributes, or `only` some."""
     _restore_seats(server, memory)
     for name in only or (*server.persistent, "moments"):
         value = getattr(server, name)
@@ -345,7 +345,7 @@ def restore_server(server: Server, memory: Tensors, only: Sequence[str] | None =
 
 
 def _restore_seats(server: Server, memory: Tensors) -> None:
-    """Give the server the clients that it had; an earlier pfedseq's had all from the start."""
+    """Restore the server's clients; without a record, all clients are members."""
     seats = {k.removeprefix("seats/"): v for k, v in memory.items() if k.startswith("seats/")}
     if not seats:
         return

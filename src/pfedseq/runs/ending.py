@@ -1,4 +1,4 @@
-"""How a method ends: which round's models are kept, when it stops, and how good they are."""
+"""The end of a method: model selection, early stopping and the final assessment."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pfedseq.runs.scores import Assessment, read_scores
 
 
 def choose(records: Sequence[RoundRecord], section: RunConfig) -> int | None:
-    """The round that is the best on validation so far, where such models are to be kept."""
+    """The best round on validation so far, if `run.keep` asks for it."""
     if section.keep == "last" or not evaluated(records):
         return None
     return _best(records, f'run.keep = "{section.keep}"')
 
 
 def enough(records: Sequence[RoundRecord], section: RunConfig) -> bool:
-    """Whether `run.patience` evaluations have gone by without a better one on validation."""
+    """Whether `run.patience` evaluations have passed without an improvement on validation."""
     if section.patience is None or not evaluated(records):
         return False
     best = _best(records, "run.patience")
@@ -43,8 +43,8 @@ def assess(
 ) -> Assessment:
     """Ask every client for all measures of the model that it keeps.
 
-    And once, on validation, how it would do with the mean that the method personalises: that is
-    enough to tell whom the personalisation harms.
+    Also ask once for the validation score of the mean model, to find clients that personalisation
+    harms.
     """
     t = records[-1].round
     replies = intake.replies("assess", t)

@@ -1,7 +1,7 @@
-"""What a finished run sees in itself: each finding is one function that is listed at the end.
+"""Warnings about the results of a finished run; each is one function, listed at the end.
 
-A finding is a code for programs and a sentence for people. Everything is read from what the run
-has recorded, so a federation of sites elsewhere has the same findings, as far as its server knows.
+A finding is a code for programs and a sentence for people. Findings are computed from the run's
+records only, so a federation across sites has them too.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from pfedseq.runs.scores import EvaluationSplit, Scores
 from pfedseq.words import some
 
 LEAST_MOVEMENT = 0.01
-"""Adapters that end nearer to their start than this part of its length have hardly moved."""
+"""Relative distance from the start below which adapters have hardly moved."""
 SAME_LOSS = 0.001
-"""Methods whose losses differ by less for every client have learnt the same."""
+"""Difference of losses below which two methods end equal."""
 RISE = 1.2
-"""A loss that ends so many times above its lowest value has risen."""
+"""Ratio of the final to the lowest loss above which a loss has risen."""
 COARSE = 50
-"""With fewer test examples, one of them is more than two points."""
+"""Test examples below which one example is more than two points of accuracy."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run has recorded."""
+    """The records of a run."""
 
     records: Mapping[str, Sequence[RoundRecord]]
     """By method."""
     scores: Mapping[str, Scores]
-    """Of the models that are kept, by method."""
+    """Scores of the kept models, by method."""
     names: Sequence[str]
-    """Of the clients, by number."""
+    """The clients' names, by number."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The methods' own options."""
     moved: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """By method and client: how far the adapter is from its start, in lengths of that."""
+    """By method and client: the adapter's relative distance from its start."""
     trained_classes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """By client's name: its training examples of each class, where that is known."""
+    """Training examples of each class by client name, if known."""
     tested_classes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     class_names: Sequence[str] = ()
 
     def name(self, client: int) -> str:
-        """What a client is called."""
+        """The name of a client."""
         return self.names[client] if client < len(self.names) else str(client)
 
 
@@ -127,8 +127,8 @@ def small_sets(seen: Seen) -> Iterator[Finding]:
     if scores is None:
         return
     consequences: dict[EvaluationSplit, str] = {
-        "test": "they are left out of the worst client and the bottom decile",
-        "validation": "nobody is called worse off on so few",
+        "test": "they are excluded from the worst client and the bottom decile",
+        "validation": "they are not reported as worse off",
     }
     for split, consequence in consequences.items():
         sizes = dict(zip(scores.clients, scores.examples(split), strict=True))
@@ -144,7 +144,7 @@ def small_sets(seen: Seen) -> Iterator[Finding]:
 
 
 def coarse_scores(seen: Seen) -> Iterator[Finding]:
-    """How much one test example weighs, where that is much."""
+    """Test sets so small that one example matters."""
     scores = next(iter(seen.scores.values()), None)
     sizes = [n for n in scores.test_examples if n] if scores is not None else []
     if sizes and min(sizes) < COARSE:
@@ -190,9 +190,9 @@ FINDINGS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
     coarse_scores,
     missing_classes,
 )
-"""All that is looked for, the most serious first."""
+"""All checks, the most serious first."""
 
 
 def look(seen: Seen) -> tuple[Finding, ...]:
-    """Everything that is found."""
+    """Run all checks."""
     return tuple(finding for find in FINDINGS for finding in find(seen))

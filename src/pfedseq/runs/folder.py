@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, and how it is written without ever losing a line."""
+"""The results folder of a run: its files, and how they are written safely."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from pfedseq.runs.scores import Assessment, Scores
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
-    """A folder name for every client: its own name where that can name a folder.
+    """A folder name for every client: its own name if that is a valid folder name.
 
-    Clients that are only numbered become `client_NN`. No two are alike, even where the file system
-    does not tell capital letters from small ones.
+    Numbered clients become `client_NN`. Names are unique, also on case-insensitive file systems.
     """
     folders: list[str] = []
     for name in names:
@@ -52,16 +51,16 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config_text: str) -> RunFolder:
-        """A new run, once `check_vacant` has found the place free."""
+        """Create the folder of a new run, after `check_vacant`."""
         folder = cls(path)
         write_atomically(folder.config, config_text)
         return folder
 
     @staticmethod
     def check_vacant(path: Path) -> None:
-        """Refuse a place that holds other files or cannot be written, before any work is done."""
+        """Refuse a folder that is not empty or not writable, before any work is done."""
         if path.is_dir():
-            remove_temporaries(path)  # all that a run killed at its very start leaves
+            remove_temporaries(path)  # all that a run killed at its start leaves
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path} exists and is not an empty folder; choose another --out")
         nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
@@ -69,7 +68,7 @@ class RunFolder:
             raise InputError(f"cannot write to {path}: {nearest} is not a folder one may write to")
 
     def check_options(self, wanted: Config) -> None:
-        """Refuse to continue a run that was begun with other options."""
+        """Refuse to continue a run that was started with other options."""
         if changed := self.other_options(wanted):
             raise InputError(
                 f"{self.path} holds a run with other options ({changed}); choose another --out, or "
@@ -77,11 +76,11 @@ class RunFolder:
             )
 
     def other_options(self, wanted: Config) -> str | None:
-        """What `wanted` has otherwise than the run that is here; None where nothing is."""
+        """The first difference between `wanted` and the run in this folder, or None."""
         if not self.config.exists():
             return None
         saved, asked = load_config(self.config), wanted.model
-        used = saved.model  # with the normalisation that the backbone got
+        used = saved.model  # with the resolved normalisation
         filled = asked.model_copy(
             update={"mean": asked.mean or used.mean, "std": asked.std or used.std}
         )
@@ -91,15 +90,15 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the run is finished."""
         return self.summary.exists() and self.curves.exists()
 
     def checkpoints(self, method: str) -> Path:
-        """Where a method's memory is kept between rounds."""
+        """The folder of a method's checkpoints."""
         return self.path / "checkpoints" / method
 
     def states(self, method: str) -> Path:
-        """Where clients' memories wait for the next round, with `engine.states = "disk"`."""
+        """The folder of clients' states with `engine.states = "disk"`."""
         return self.path / "checkpoints" / f"{method}_running"
 
     def adapter(self, method: str, client: str) -> Path:
@@ -107,15 +106,15 @@ class RunFolder:
         return self.path / "adapters" / method / client
 
     def assessment(self, method: str) -> Path:
-        """All measures of the models that a method's clients keep."""
+        """The file with all measures of a method's kept models."""
         return self.path / "assessments" / f"{method}.json"
 
     def write_assessment(self, method: str, found: Assessment) -> None:
-        """Keep what was found of a method's final models."""
+        """Write the assessment of a method's kept models."""
         write_atomically(self.assessment(method), _json(found.to_json()))
 
     def read_assessment(self, method: str) -> Assessment | None:
-        """What `write_assessment` kept; None before the method's last round is done."""
+        """Read what `write_assessment` wrote; None before the method's last round is done."""
         path = self.assessment(method)
         if not path.exists():
             return None
@@ -124,7 +123,7 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
             raise InputError(
                 f"{path} is not readable ({problem!r}); delete it and `pfedseq resume {self.path}` "
-                "writes it anew"
+                "writes it again"
             ) from None
 
     def keep_data(self, record: DataRecord) -> None:
@@ -133,16 +132,16 @@ class RunFolder:
             write_atomically(self.partition, _json(record))
         elif changed := data_records.difference(then, record):
             raise InputError(
-                f"the data are not those that {self.path} was begun with ({changed}): bring back "
+                f"the data are not those that {self.path} was started with ({changed}): bring back "
                 "the former data, or start a new run in another folder"
             )
 
     def replace_data(self, record: DataRecord) -> None:
-        """Write down the data of sites that have joined a run, too."""
+        """Add the data of sites that have joined a run."""
         write_atomically(self.partition, _json(record))
 
     def read_data(self) -> DataRecord | None:
-        """Which data the run was made on, or None before it has begun."""
+        """The record of the run's data; None before the run has started."""
         if not self.partition.exists():
             return None
         try:
@@ -150,8 +149,8 @@ class RunFolder:
             _ = record["num_images"], [client["name"] for client in record["clients"]]
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise InputError(
-                f"{self.partition} is not readable ({problem}): without it nobody can tell whether "
-                "the data are still the same; start a new run in another folder"
+                f"{self.partition} is not readable ({problem}): without it the data cannot be "
+                "verified; start a new run in another folder"
             ) from None
         return record
 
@@ -160,7 +159,7 @@ class RunFolder:
         append_line(self.metrics, json.dumps(record.to_json()))
 
     def records(self) -> list[RoundRecord]:
-        """All lines of metrics.jsonl; a last line that a crash cut off is left out."""
+        """All lines of metrics.jsonl, without a last line that a crash cut off."""
         if not self.metrics.exists():
             return []
         records: list[RoundRecord] = []
@@ -175,7 +174,7 @@ class RunFolder:
         return records
 
     def keep_records(self, method: str, done: int) -> None:
-        """Drop the lines of a method's rounds after `done`, which will be run again."""
+        """Drop a method's lines after round `done`; those rounds will be repeated."""
         records = self.records()
         lines = [
             json.dumps(r.to_json()) + "\n" for r in records if r.method != method or r.round <= done
@@ -185,7 +184,7 @@ class RunFolder:
             raise InputError(
                 f"{self.metrics} lacks round {missing[0]} of {method}, which its checkpoint says "
                 f"was run; bring the line back, or delete {self.checkpoints(method)} to start the "
-                "method anew"
+                "method"
             )
         write_atomically(self.metrics, "".join(lines))
 
@@ -197,7 +196,7 @@ class RunFolder:
         return grouped
 
     def write_summary(self, epsilon: dict[str, float] | None = None) -> RunSummary:
-        """summary.json from the metrics, and from what private updates guarantee."""
+        """Write summary.json from the metrics and the privacy guarantees."""
         data = self.read_data() or {"clients": []}
         names = tuple(client["name"] for client in data["clients"])
         by_method = self.by_method()
@@ -218,7 +217,7 @@ class RunFolder:
         names: Sequence[str],
         data: DataRecord,
     ) -> Seen:
-        """What the run has recorded, for `look`."""
+        """The run's records, for `look`."""
         assessed = {name: self.read_assessment(name) for name in by_method}
         counted = [client for client in data["clients"] if "class_counts" in client]
         return Seen(
@@ -233,17 +232,17 @@ class RunFolder:
         )
 
     def read_summary(self) -> RunSummary:
-        """What summary.json holds."""
+        """Read summary.json."""
         try:
             return RunSummary.from_json(json.loads(self.summary.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             raise InputError(
                 f"{self.summary} is not readable ({problem}); delete it and "
-                f"`pfedseq resume {self.path}` writes it anew"
+                f"`pfedseq resume {self.path}` writes it again"
             ) from None
 
 
 def _json(values: Any, indent: int | None = None) -> str:
-    """JSON in which the user's names stay readable; on one line it has no needless spaces."""
+    """JSON that keeps non-ASCII names readable; compact if on one line."""
     separators = None if indent else (",", ":")
     return json.dumps(values, indent=indent, separators=separators, ensure_ascii=False) + "\n"

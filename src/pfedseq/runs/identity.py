@@ -1,4 +1,4 @@
-"""What a run's numbers depend on, so that it is never continued as something else."""
+"""What a run's results depend on, so that it is never continued under other conditions."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from pfedseq.runs.world import World
 
 MadeWith = Mapping[str, Any]
-"""What a result depends on, by name: plain JSON values."""
+"""The dependencies of a result by name, as JSON values."""
 
 _WITHOUT_EFFECT = {
-    "plugins",  # the method's own is compared
+    "plugins",  # the method's options are compared
     "run.name",
     "run.methods",
     "run.checkpoint_every",
-    "data.source",  # the images themselves are compared
+    "data.source",  # the images are compared
     "data.store",
     "auxiliary.store",
     "engine.kind",
     "engine.threads",
     "engine.states",
-    "engine.device",  # what it came to is compared, and so are the clients in a pass
+    "engine.device",  # the resolved device and clients per pass are compared
     "engine.clients_per_pass",
-    "flower.sites",  # who they are is compared
+    "flower.sites",  # the clients are compared
     "flower.start_seconds",
     "flower.answer_seconds",
     "flower.classes",
@@ -43,7 +43,7 @@ _WITHOUT_EFFECT = {
 
 
 def made_with(world: World, method: str) -> dict[str, Any]:
-    """All that a method's checkpoint depends on, by name."""
+    """The dependencies of a method's checkpoint, by name."""
     data = data_record(world.data)
     config = world.written_out(world.config)
     return options_made_with(config, method, world.device) | {
@@ -56,7 +56,7 @@ def made_with(world: World, method: str) -> dict[str, Any]:
 
 
 def options_made_with(config: Config, method: str, device: torch.device) -> dict[str, Any]:
-    """What it depends on but for the data: the options, the versions and the machine's ways."""
+    """The dependencies other than data: options, versions and the machine's arithmetic."""
     options = {
         key: value
         for key, value in config_values(config).items()
@@ -72,12 +72,12 @@ def options_made_with(config: Config, method: str, device: torch.device) -> dict
         **({"the method's code": origin.code} if (origin := METHODS.origins.get(method)) else {}),
         **{f"config key {key}": value for key, value in options.items()},
     }
-    plain: dict[str, Any] = json.loads(json.dumps(values))  # as it comes back from a file
+    plain: dict[str, Any] = json.loads(json.dumps(values))  # as read back from a file
     return plain
 
 
 def difference(then: MadeWith, now: MadeWith) -> str | None:
-    """The first thing that is not as it was, as `name was x, is y`."""
+    """The first difference, as `name was x, is y`."""
     for name in sorted({*then, *now}):
         if then.get(name) != now.get(name):
             before, after = (_shown(values.get(name)) for values in (then, now))
@@ -103,5 +103,5 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def digest(value: Any) -> str:
-    """Changes when a value of JSON does."""
+    """A digest of a JSON value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()

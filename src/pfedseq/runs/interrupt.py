@@ -1,4 +1,4 @@
-"""Ctrl-C: the first lets the round come to its end, the second stops at once."""
+"""Ctrl-C: the first stops after the current round, the second immediately."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from types import FrameType
 
 
 class StopAtOnce(KeyboardInterrupt):
-    """The second Ctrl-C: whoever catches it should not wait for threads that are at work."""
+    """The second Ctrl-C: exit without waiting for running threads."""
 
 
 class Interruption:
-    """Whether someone has pressed Ctrl-C."""
+    """Whether Ctrl-C was pressed."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.wanted = False
         self._tell = tell
 
     def pressed(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGINT: ask for a stop, or stop at once the second time."""
+        """Handle SIGINT: request a stop, or stop immediately the second time."""
         if self.wanted:
             raise StopAtOnce
         self.wanted = True
-        with suppress(RuntimeError):  # the signal came in the middle of another line's writing
+        with suppress(RuntimeError):  # the signal interrupted another write
             self._tell("stopping after this round; Ctrl-C again stops at once")
 
     def stop_if_wanted(self) -> None:
-        """Called where nothing would be lost."""
+        """Stop here if a stop was requested; called where nothing would be lost."""
         if self.wanted:
             raise KeyboardInterrupt
 
 
 @contextmanager
 def finishing_the_round(tell: Callable[[str], None]) -> Iterator[Interruption]:
-    """Within it Ctrl-C is only noted, for the run to stop where nothing is lost.
+    """Defer Ctrl-C to a point where nothing is lost.
 
-    Only the main thread gets signals; in another one, Ctrl-C stays what it was.
+    Only the main thread receives signals; in other threads Ctrl-C is unchanged.
     """
     interruption = Interruption(tell)
     if threading.current_thread() is not threading.main_thread():

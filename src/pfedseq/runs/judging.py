@@ -1,10 +1,10 @@
-"""How many examples it takes to judge a client."""
+"""The number of examples needed to judge a client."""
 
 FEWEST_TO_JUDGE = 10
-"""With fewer, one example is more than ten points of accuracy: such a client is trained and shown,
-but is neither the worst client, nor in the bottom decile, nor called worse off."""
+"""With fewer examples, one is more than ten points of accuracy: such a client is trained and shown,
+but excluded from the worst client, the bottom decile and the clients worse off."""
 
 
 def can_be_judged(num_examples: int) -> bool:
-    """Whether a score over so many examples says something about a client."""
+    """Whether a client has enough examples to be judged."""
     return num_examples >= FEWEST_TO_JUDGE

@@ -1,4 +1,4 @@
-"""What is reported of a round and of a run, and the one place where it becomes JSON and back."""
+"""The records of rounds and runs, and their conversion to and from JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round, or a run, cost; every duration is named `…_seconds`."""
+    """The cost of a round or a run; every duration is named `…_seconds`."""
 
     bytes_up: int
     bytes_down: int
@@ -23,7 +23,7 @@ class Cost:
     server_seconds: float
     evaluate_seconds: float
     round_seconds: float = 0.0
-    """By the clock on the wall; clients run side by side. 0 in what an older version wrote."""
+    """Wall-clock time; clients run in parallel."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class RoundRecord:
     method: str
     round: int
     scores: Scores | None
-    """Missing where the round went without an evaluation."""
+    """None if the round was not evaluated."""
     cost: Cost
     answered: int | None = None
-    """How many clients' training was taken in; null in what an older version wrote."""
+    """The number of accepted updates."""
     refused: tuple[int, ...] = ()
-    """The clients with a place whose replies were refused."""
+    """The members whose replies were refused."""
     absent: tuple[int, ...] = ()
-    """Those with a place that were not asked to train, or did not answer."""
+    """The members that were not sampled or did not answer."""
     server: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """What the server measured, by backbone layer; pFedSeq: the sizes of Δ, ξ and its parts."""
+    """The server's quantities by backbone layer; for pFedSeq the RMS of Δ, ξ and its parts."""
     joined: tuple[int, ...] = ()
-    """The clients that came before this round."""
+    """The clients that joined before this round."""
     left: tuple[int, ...] = ()
     """The clients that left for good before it."""
 
@@ -81,7 +81,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class BestRound:
-    """The round that was best by some measure, and the headline's mean on its test data."""
+    """The best round by some criterion, and the mean test headline in that round."""
 
     round: int
     client_mean: float
@@ -89,24 +89,24 @@ class BestRound:
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method's result: that of the models which the clients keep."""
+    """One method's result, for the models that the clients keep."""
 
     rounds: int
-    """How many were run."""
+    """The number of rounds that were run."""
     planned_rounds: int
-    """How many were to be run; more than `rounds` where the method was stopped early."""
+    """The configured number of rounds; more than `rounds` if the method stopped early."""
     keep: str
     """`last`, or `best_on_validation`: which round's models the clients keep."""
     kept_round: int
-    """That round."""
+    """The round of the kept models."""
     scores: Scores
-    """Of these models."""
+    """The scores of the kept models."""
     best_on_validation: BestRound | None
-    """Null where no client holds validation examples."""
+    """None without validation examples."""
     best_on_test_optimistic: BestRound
     cost: Cost
     pooled: Mapping[str, float] = field(default_factory=dict)
-    """By measure, over the test examples of all clients together."""
+    """Measures over the pooled test examples of all clients."""
 
     @property
     def measure(self) -> Measure:
@@ -124,7 +124,7 @@ class MethodSummary:
         return self.scores.by_client()
 
     def to_json(self) -> dict[str, Any]:
-        """One object, the costs flat in it; every measure over clients, pooled, and by client."""
+        """One flat JSON object: costs, and every measure over clients, pooled and by client."""
         scores, values = self.scores, asdict(self)
         for key in ("cost", "scores", "pooled"):
             del values[key]
@@ -172,7 +172,7 @@ class MethodSummary:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a user should know before believing the numbers."""
+    """A warning about the results."""
 
     code: str
     sentence: str
@@ -180,7 +180,7 @@ class Finding:
     clients: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """One object, without what does not apply."""
+        """One JSON object without empty entries."""
         return {key: value for key, value in asdict(self).items() if value}
 
     @classmethod
@@ -201,9 +201,9 @@ class RunSummary:
     """By method, then by `local` or `fedavg` of the same run or by `mean_adapter`, the mean that
     the method personalises: the clients that it serves worse, on validation."""
     epsilon: dict[str, float] | None = None
-    """ε of every client's updates, where they were made private: `PrivacyConfig.spent`."""
+    """ε of every client's updates if they are private: `PrivacyConfig.spent`."""
     findings: tuple[Finding, ...] = ()
-    """What a user should know before believing the numbers."""
+    """Warnings about the results."""
 
     def to_json(self) -> dict[str, Any]:
         """Methods by name, and the clients' names."""
@@ -244,7 +244,7 @@ def harmed_clients(
 
 
 def summarise_round(method: str, outcome: RoundOutcome, headline: str = "accuracy") -> RoundRecord:
-    """What a round cost, and, where clients were evaluated, how well each did."""
+    """Make the record of a round: its cost, and the scores if it was evaluated."""
     scores = read_scores(outcome.evaluated, headline) if outcome.evaluated else None
     cost = Cost(**{f.name: getattr(outcome, f.name) for f in fields(Cost)})
     return RoundRecord(
@@ -283,7 +283,7 @@ def summarise_run(
 ) -> MethodSummary:
     """One method's result from all its rounds, of which the last was evaluated.
 
-    Without an `assessment` of the models that are kept, from the last evaluation.
+    Without an `assessment` of the kept models, the last evaluation is used.
     """
     scored = evaluated(records)
     t, last = scored[-1]
@@ -315,7 +315,7 @@ def evaluated(records: Sequence[RoundRecord]) -> list[tuple[int, Scores]]:
 
 
 def _read(kind: Callable[..., Record], values: Mapping[str, Any]) -> Record:
-    """A dataclass from an object of JSON that may hold other keys too; lists become tuples."""
+    """Make a dataclass from a JSON object, ignoring other keys; lists become tuples."""
     given = {
         f.name: values[f.name]
         for f in fields(kind)  # type: ignore[arg-type]

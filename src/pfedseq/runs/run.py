@@ -30,7 +30,7 @@ from pfedseq.runs.world import World
 
 Listener = Callable[[RoundRecord], None]
 Tell = Callable[[str], None]
-"""Takes a sentence for the user."""
+"""Receives a message for the user."""
 
 
 class _EnoughError(Exception):
@@ -38,7 +38,7 @@ class _EnoughError(Exception):
 
 
 def tell_nobody(sentence: str) -> None:
-    """Drop what nobody wants to read."""
+    """Discard the message."""
 
 
 def run(
@@ -50,8 +50,8 @@ def run(
 ) -> RunSummary:
     """Run every method of a config into the folder `out`.
 
-    An unfinished run of the same config that is there already is continued; anything else in its
-    place is refused. `data` are the clients' examples (`data/arrays.py`), in place of [data].
+    An unfinished run of the same config in `out` is continued; anything else there is refused.
+    `data` replaces [data] by the clients' examples (`data/arrays.py`).
     """
     folder = RunFolder(Path(out))
     if data is not None:
@@ -60,7 +60,7 @@ def run(
         if folder.finished:
             raise InputError(f"{out} already holds a run, which is finished; choose another --out")
         folder.check_options(config)
-        tell(f"{out} holds an unfinished run of this config; going on with it")
+        tell(f"{out} holds an unfinished run of this config; continuing it")
     else:
         RunFolder.check_vacant(folder.path)
     world = World.build(config, data)
@@ -77,16 +77,16 @@ def resume(
     tell: Tell = tell_nobody,
     data: Given | None = None,
 ) -> RunSummary:
-    """Continue a run from its last checkpoints; the results are those of an unbroken run.
+    """Continue a run from its last checkpoints; the results equal those of an uninterrupted run.
 
-    A run whose `data` were given is given them again; others than then are refused.
+    A run that was started with `data` needs the same data again; other data are refused.
     """
     folder = RunFolder(Path(out))
     if not folder.config.exists():
         raise InputError(f"{out} holds no run: it has no config.toml")
     config = load_config(folder.config)
     if data is not None and not are_given(config.data):
-        raise InputError(f"{out} was begun on {config.data.name}: go on without data")
+        raise InputError(f"{out} was started on {config.data.name}: resume it without data")
     return run_methods(World.build(config, data), folder, listener, tell)
 
 
@@ -95,7 +95,7 @@ def run_methods(
 ) -> RunSummary:
     """Run, or continue from their checkpoints, all methods of a folder's config.
 
-    Ctrl-C stops it after the round at hand, a second one at once.
+    Ctrl-C stops it after the current round, a second Ctrl-C immediately.
     """
     section = world.config.run
     epsilon = world.config.privacy.spent(section.rounds, len(section.methods))
@@ -110,13 +110,13 @@ def run_methods(
             return folder.write_summary(epsilon)
         except WriteError as problem:
             raise WriteError(
-                f"{problem}; nothing that was done is lost: once that is mended, "
+                f"{problem}; no finished round is lost: once this is fixed, "
                 f"`pfedseq resume {folder.path}` continues it"
             ) from None
 
 
 class Stage(Protocol):
-    """Where a method is run: a `World`, or a federation of sites that are elsewhere."""
+    """The environment of a run: a `World`, or a federation of remote sites."""
 
     @property
     def config(self) -> Config:
@@ -128,7 +128,7 @@ class Stage(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the server's tensors live."""
+        """The device of the server's tensors."""
 
     def start(
         self, name: str, states: ClientStates, places: Sequence[Path]
@@ -149,7 +149,7 @@ def run_method(
 ) -> None:
     """Run a method, or continue it from its checkpoint, to the models that its clients save.
 
-    Once it is `interruption`'s turn, the run stops after the round at hand.
+    If `interruption` requests it, the run stops after the current round.
     """
     interruption = interruption or Interruption(tell)
     section = world.config.run
@@ -166,10 +166,10 @@ def run_method(
         tell(f"{name}: {note}")
     records = folder.by_method().get(name, [])
     if done < rounds and not enough(records, section):
-        folder.assessment(name).unlink(missing_ok=True)  # of a run that was begun anew
+        folder.assessment(name).unlink(missing_ok=True)  # from a run that was restarted
 
     def after_round(outcome: RoundOutcome) -> None:
-        names = world.names  # a federation's sites become more
+        names = world.names  # sites may join a federation
         record = summarise_round(name, outcome, section.headline)
         for what, some in (("joined", outcome.joined), ("left", outcome.left)):
             if some:

@@ -1,4 +1,4 @@
-"""The measures of all clients after a round, and the ways to boil them down to one number."""
+"""The measures of all clients after a round, and their summary statistics."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from pfedseq.measures import MEASURES, Counts, Measure, find_measure
 from pfedseq.runs.judging import can_be_judged
 
 Values = tuple[float | None, ...]
-"""A value for each client; None where the measure is not defined or the split is empty."""
+"""A value per client; None if the measure is undefined or the split is empty."""
 EvaluationSplit = Literal["test", "validation"]
 
 YARDSTICKS = ("local", "fedavg")
-"""Methods by which a client gets only its own, or what everybody gets."""
+"""The methods to compare clients with: no sharing, and one model for all."""
 MEAN_ADAPTER = "mean_adapter"
-"""The yardstick that a method has in itself: the mean that it personalises (`Server.mean`)."""
+"""The method's own yardstick: the mean that it personalises (`Server.mean`)."""
 
 
 @dataclass(frozen=True)
 class OverClients:
-    """One measure over the clients for which it is defined."""
+    """Statistics of one measure over the clients for which it is defined."""
 
     client_mean: float
-    """The paper's: "averaging over all clients"."""
+    """The unweighted mean over clients, as in the paper."""
     sample_weighted: float
-    """The same with each client weighted by its examples."""
+    """The mean weighted by the clients' examples."""
     worst_client: float
-    """Among the clients with enough examples to judge them by, if there are any."""
+    """The worst value among clients with enough examples, if there are any."""
     bottom_decile: float
-    """The mean over the worst tenth of these."""
+    """The mean over the worst tenth of these clients."""
     undefined: int
-    """How many clients with examples are left out, since the measure is not defined there."""
+    """The number of clients with examples for which the measure is undefined."""
 
     @classmethod
     def of(cls, measure: Measure, column: Values, examples: Sequence[int]) -> OverClients | None:
-        """None where the measure is defined for no client."""
+        """Compute the statistics; None if the measure is defined for no client."""
         known = [(v, n) for v, n in zip(column, examples, strict=True) if v is not None]
         if not known:
             return None
@@ -59,20 +59,20 @@ class OverClients:
 
 @dataclass(frozen=True)
 class Scores:
-    """How well each client's personal model did."""
+    """The scores of the clients' personal models."""
 
     headline: str
-    """The measure that tables, tuning and the choice of a round go by."""
+    """The measure used by tables, tuning and the selection of a round."""
     clients: tuple[int, ...]
-    """Whose the columns are, in order."""
+    """The client numbers of the columns."""
     test_examples: tuple[int, ...]
     validation_examples: tuple[int, ...]
     test: Mapping[str, Values]
-    """By measure."""
+    """Values by measure."""
     validation: Mapping[str, Values]
     mean_adapter: Values | None = None
-    """The headline on validation with the mean that the method personalises, where there is one;
-    asked after the last round."""
+    """The validation headline of the mean that the method personalises, if any; measured after the
+    last round."""
 
     @cached_property
     def measure(self) -> Measure:
@@ -80,13 +80,13 @@ class Scores:
         return find_measure(self.headline)
 
     def examples(self, split: EvaluationSplit) -> tuple[int, ...]:
-        """How many each client has."""
+        """The number of examples of each client."""
         return self.test_examples if split == "test" else self.validation_examples
 
     def over_clients(
         self, name: str | None = None, split: EvaluationSplit = "test"
     ) -> OverClients | None:
-        """A measure (the headline) boiled down; None where it is defined for no client."""
+        """Statistics of a measure (default: the headline); None if defined for no client."""
         name = name or self.headline
         columns = self.test if split == "test" else self.validation
         if name not in columns:
@@ -100,7 +100,7 @@ class Scores:
         if found is None:
             raise InputError(
                 f"{self.headline} is not defined on any client's test data: choose another "
-                "run.headline, or see that test sets have examples of more than one class"
+                "run.headline, or make sure that test sets have examples of more than one class"
             )
         return found
 
@@ -111,7 +111,7 @@ class Scores:
 
     @property
     def worst_client(self) -> float:
-        """The headline of the client that it is worst for."""
+        """The headline of the worst client."""
         return self.over_test.worst_client
 
     @cached_property
@@ -123,16 +123,16 @@ class Scores:
     def by_client(
         self, split: EvaluationSplit = "test", name: str | None = None
     ) -> dict[int, float]:
-        """A measure (the headline) by client, without clients for which it is not defined."""
+        """A measure (default: the headline) by client, where it is defined."""
         columns = self.test if split == "test" else self.validation
         return _known(self.clients, columns.get(name or self.headline, ()))
 
     def with_mean_adapter(self) -> dict[int, float]:
-        """The headline on validation by client, with the mean in place of the personal model."""
+        """The validation headline of the mean model, by client."""
         return {} if self.mean_adapter is None else _known(self.clients, self.mean_adapter)
 
     def to_json(self) -> dict[str, Any]:
-        """One object: the headline boiled down, then the columns of all measures."""
+        """One JSON object: statistics of the headline, then the columns of all measures."""
         mean = {MEAN_ADAPTER: {self.headline: self.mean_adapter}} if self.mean_adapter else {}
         return {
             "headline": self.headline,
@@ -165,7 +165,7 @@ def _known(clients: Sequence[int], column: Sequence[float | None]) -> dict[int, 
 
 
 def read_scores(clients: Mapping[int, Mapping[str, float]], headline: str) -> Scores:
-    """The scores from what each client said of itself."""
+    """Make the scores from the clients' metrics."""
     ids = sorted(clients)
 
     def column(prefix: str, name: str) -> Values:
@@ -196,7 +196,7 @@ def read_scores(clients: Mapping[int, Mapping[str, float]], headline: str) -> Sc
 
 @dataclass(frozen=True)
 class WorseOff:
-    """A client that a method serves worse, on validation, than something simpler would."""
+    """A client for which a method is worse on validation than a simpler one."""
 
     method: str
     than: str
@@ -207,9 +207,9 @@ class WorseOff:
 
 
 def worse_off(by_method: Mapping[str, Scores]) -> list[WorseOff]:
-    """All such clients among the methods of one run.
+    """All clients that are worse off with a method of one run.
 
-    A client with few validation examples, or none, cannot be judged.
+    Clients with too few validation examples are not judged.
     """
     found = []
     for method, scores in by_method.items():
@@ -233,23 +233,23 @@ def worse_off(by_method: Mapping[str, Scores]) -> list[WorseOff]:
 
 @dataclass(frozen=True)
 class Assessment:
-    """All measures of the models that the clients keep, and what can be said of them together."""
+    """All measures of the kept models, by client and pooled."""
 
     round: int
-    """The round that the models are of."""
+    """The round of the kept models."""
     keep: str
-    """Why it is that round: `last`, or `best_on_validation`."""
+    """The selection: `last` or `best_on_validation`."""
     planned_rounds: int
-    """How many rounds the run was to have."""
+    """The configured number of rounds."""
     scores: Scores
     counts: Mapping[int, Counts]
-    """By client, where it sent such."""
+    """Counts by client, if sent."""
     moved: Mapping[int, float] = field(default_factory=dict)
-    """By client: how far its adapter is from its start, in lengths of that start."""
+    """By client: the adapter's relative distance from its initial value."""
 
     @cached_property
     def pooled(self) -> dict[str, float]:
-        """Measures over the test examples of all clients together, where they are to be had."""
+        """Measures over the pooled test examples of all clients, where available."""
         every = [self.counts[i] for i in self.scores.clients if i in self.counts]
         together = Counts.pooled(every) if len(every) == len(self.scores.clients) else None
         found: dict[str, float | None] = {}

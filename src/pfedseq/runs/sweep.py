@@ -1,8 +1,8 @@
-"""Many runs in one folder: what is there already is kept, what was cut off goes on.
+"""Many runs in one folder: finished runs are kept, interrupted ones continue.
 
 A sweep is a list of entries (label, config); the run of an entry is the folder OUT/LABEL. Tables,
 figures and searches are functions of these folders. Several processes may work on one sweep: each
-takes runs that no other has in hand.
+takes runs that no other process has claimed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pfedseq.runs.run import Listener, Tell, run_methods, tell_nobody
 from pfedseq.runs.world import World
 
 SECONDS_BETWEEN_LOOKS = 2.0
-"""How often a process with nothing left to do looks whether another has finished, or died."""
+"""Seconds between checks of an idle process for runs of other processes."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SweepEntry:
     config: Config
 
     def folder(self, out: Path) -> RunFolder:
-        """Where the run's results are, or will be."""
+        """The results folder of the run."""
         return RunFolder(out / self.label)
 
 
@@ -47,17 +47,17 @@ def sweep(
     failed: Callable[[SweepEntry, InputError], None] | None = None,
     build: Callable[[Config], World] = World.build,
 ) -> dict[str, RunSummary]:
-    """Run what `out` does not hold yet and return all summaries by label.
+    """Run the missing entries of `out` and return all summaries by label.
 
-    May be stopped and called again at any time: a finished run is never repeated, and one that
-    was cut off continues from its checkpoints. A run that another process has in hand is left to
-    it, and waited for at the end; if that process dies, it is taken over. `announce` is asked
-    before each run for someone to listen to its rounds; `finished` gets its folder; `tell` gets
-    what the user should know. A run that cannot be made, such as one that diverges, ends the
-    sweep, or, where `failed` is given, is told to it and missing from the result.
+    It can be interrupted and called again at any time: finished runs are not repeated, and
+    interrupted ones continue from their checkpoints. A run that another process has claimed is left
+    to it and waited for at the end; if that process dies, the run is taken over. `announce` returns
+    a listener for the rounds of each run; `finished` receives its folder; `tell` receives messages
+    for the user. A run that fails, for example by diverging, ends the sweep, or, if `failed` is
+    given, is reported to it and missing from the result.
 
-    `build` makes an entry's world. Consecutive entries that differ only in their methods, rounds
-    or local training share one. Runs that were to have the same data and had not are refused.
+    `build` makes an entry's world. Consecutive entries that differ only in methods, rounds or local
+    training share one. Runs that should have the same data but do not are refused.
     """
     _check(entries, out)
     seen = _DataSeen()
@@ -98,7 +98,7 @@ def sweep(
         if elsewhere and len(elsewhere) == len(left):
             if not said_to_wait:
                 tell(
-                    f"waiting for {len(elsewhere)} of the runs, which other processes have in hand"
+                    f"waiting for {len(elsewhere)} of the runs, which other processes have claimed"
                 )
                 said_to_wait = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -109,7 +109,7 @@ def sweep(
 def methods_by_seeds(
     config: Config, methods: Sequence[str], seeds: Sequence[int]
 ) -> list[SweepEntry]:
-    """A config with each method alone and each seed, as METHOD/seed_S, ordered by seed."""
+    """One entry per method and seed, as METHOD/seed_S, ordered by seed."""
     return [
         SweepEntry(f"{name}/seed_{seed}", single(config, name, seed))
         for seed in seeds
@@ -125,7 +125,7 @@ def single(config: Config, method: str, seed: int) -> Config:
 
 
 def _check(entries: Sequence[SweepEntry], out: Path) -> None:
-    """Refuse, before anything runs, labels that collide and results of other options."""
+    """Refuse duplicate labels and results of other options, before anything runs."""
     seen: set[str] = set()
     for entry in entries:
         path = PurePosixPath(entry.label)
@@ -140,7 +140,7 @@ def _check(entries: Sequence[SweepEntry], out: Path) -> None:
 class _DataSeen:
     """The data of a sweep's runs.
 
-    They are the same images for the same [data], and divided alike for the same seed.
+    Runs with the same [data] have the same images, and with the same seed the same partition.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class _DataSeen:
         self._divisions: dict[str, tuple[str, DataRecord]] = {}
 
     def check(self, entry: SweepEntry, record: DataRecord, out: Path) -> None:
-        """Refuse a run whose data are not those of an earlier one."""
+        """Refuse a run whose data differ from those of an earlier one."""
         data = entry.config.data.model_dump_json()
         for known, key, division in (
             (self._images, data, False),

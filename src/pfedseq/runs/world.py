@@ -1,4 +1,4 @@
-"""From a config to what all methods of a run have in common: data, model, sites, φ^0."""
+"""What all methods of a run share, built from its config: data, model, sites and φ^0."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ _ENGINES = {"local": LocalClients, "wire": WireClients}
 
 @dataclass(frozen=True)
 class World:
-    """What all methods of a run have in common: the data, the model and φ^0."""
+    """What all methods of a run share: the data, the model and φ^0."""
 
     config: Config
     data: FederatedData
     workload: Workload
     sites: tuple[ExampleSite, ...]
     notes: tuple[str, ...] = ()
-    """What the user should know of the data and the backbone."""
+    """Messages about the data and the backbone."""
     copies: tuple[Copy, ...] = ()
-    """On the devices after the first."""
+    """Copies on further devices."""
 
     @classmethod
     def build(cls, config: Config, given: Given | None = None) -> World:
         """Load data and backbone; everything is a function of the config and its seed.
 
-        And of the examples that a program has `given`, where the config says so.
+        With `given`, the examples come from the caller.
         """
         config = config.sized()
         methods = [find_method(name) for name in config.run.methods]
@@ -69,7 +69,7 @@ class World:
         notes = (*data.examples.notes, *remarks(data), *workload.notes)
         world = cls(config, data, workload, tuple(sites), notes, copies)
         if any(method.needs_auxiliary for method in methods):
-            _ = world.auxiliary  # what is missing is better missed now than after other methods
+            _ = world.auxiliary  # fail now rather than after other methods have run
         return world
 
     @property
@@ -84,23 +84,23 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """Where the server's tensors live, and the first share of the clients."""
+        """The device of the server and of the first group of clients."""
         return self.model.device
 
     @property
     def num_devices(self) -> int:
-        """Among how many the clients are shared out."""
+        """The number of devices over which clients are distributed."""
         return 1 + len(self.copies)
 
     def serves(self, config: Config) -> bool:
-        """Whether `build` would make of `config` this very world."""
+        """Whether `build(config)` would give an equal world."""
         sized = config.with_image_size(self.config.data.image_size)
         return _world_of(sized) == _world_of(self.config)
 
     def written_out(self, config: Config) -> Config:
-        """A config of this world with all that it found.
+        """The config with the values that this world resolved.
 
-        That is how the backbone reads examples, the image size, and the start's checksum.
+        These are the normalisation, the image size and the checksum of the initial adapter.
         """
         return self.workload.written_out(config.with_image_size(self.config.data.image_size))
 
@@ -115,13 +115,13 @@ class World:
 
     @property
     def clients_per_pass(self) -> int:
-        """How many clients share a pass through the backbone."""
+        """The number of clients that share a pass through the backbone."""
         chosen, batch_size = self.config.engine.clients_per_pass, self.config.training.batch_size
         return chosen or automatic_size(len(self.sites), batch_size, self._cards)
 
     @property
     def _cards(self) -> int:
-        """Graphics cards; none where the processor computes."""
+        """The number of GPUs; 0 on a CPU."""
         return 0 if self.device.type == "cpu" else self.num_devices
 
     @property
@@ -136,7 +136,7 @@ class World:
     ) -> tuple[Server, Clients]:
         """A method before round 1: its server, and an engine with its clients.
 
-        `states` keeps what the clients remember; `places` are where each saves its personal model.
+        `states` stores the clients' states; `places` are the folders of their personal models.
         """
         method, options = find_method(name), self.config.method_config(name)
         engine = self.config.engine
@@ -183,7 +183,7 @@ class World:
 
 
 def fill_tokens(config: Config, report: Report) -> int:
-    """Compute ahead what the frozen layers make of the clients' examples; gives how many layers."""
+    """Precompute the frozen layers' outputs for all examples; return the number of layers."""
     config = config.sized()
     data = load_data(config.data, config.run.seed)
     if data.examples.fingerprint is None:
@@ -193,14 +193,14 @@ def fill_tokens(config: Config, report: Report) -> int:
     if prefix is None or config.model.tokens == "none":
         raise InputError(
             "no layer lies below the first adapter, or model.tokens is 'none': there is nothing to "
-            "compute ahead; set adapter.layers, such as 'last 4'"
+            "precompute; set adapter.layers, such as 'last 4'"
         )
     workload.examples(data, report)
     return prefix.num_layers
 
 
 def _world_of(config: Config) -> Config:
-    """The config without what only says which methods run in a world, how long, and how."""
+    """The config without options that do not affect the world: methods, rounds, local training."""
     run = RunConfig(seed=config.run.seed, measures=config.run.each_evaluation)
     by_method = set(LocalTraining.model_fields)
     training = TrainingConfig(**config.training.model_dump(exclude=by_method))

@@ -42,7 +42,9 @@ PAGE = {
     "/docs.js": ("docs.js", "text/javascript"),
 }
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }

@@ -1,4 +1,4 @@
-"""One HTML page about runs: opens from disk, needs no network, holds all it shows."""
+"""The report: one self-contained HTML page that opens from disk without a network."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _HERE = Path(__file__).parent
 
 
 def write_page(folders: Sequence[Path], out: Path, title: str | None = None) -> None:
-    """The page of all runs in these folders, as one file.
+    """Write the page of all runs in these folders to one file.
 
-    What comes from a user's data reaches the page as JSON alone, and the page's script puts it
-    there as text.
+    User data enter the page as JSON only, and the page's script inserts them as text.
     """
     content = page_content(folders)
     heading = title or " · ".join(board["name"] for board in content["boards"])
@@ -36,7 +35,7 @@ def write_page(folders: Sequence[Path], out: Path, title: str | None = None) -> 
 
 
 def as_script(content: Any) -> str:
-    """JSON that may stand within a script element: nothing in it can end the element."""
+    """JSON that is safe inside a script element: nothing in it can close the element."""
     text = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

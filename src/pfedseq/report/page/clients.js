@@ -3,7 +3,7 @@
 const ROWS = 25;         // of a table's page
 const MOST_BARS = 60;    // with more clients: their distribution in place of a bar for each
 const MOST_MATRIX = 30;  // with more classes: the most frequent mistakes in place of a matrix
-let clientPage = 0;
+let clientPage = 0, worsePage = 0;
 
 function showMeasures() {
   const names = [...new Set(board.lines.flatMap((line) => Object.keys(line.measures)))];
@@ -26,27 +26,36 @@ function showMeasures() {
 function showClients() {
   const [line, run] = chosenRun();
   const many = board.clients.length > MOST_BARS;
-  byId("bars-title").textContent = many ? "How many clients do how well" : "Every client, sorted";
-  byId("heat-title").textContent = many ? "Clients over the rounds: worst, tenths and best" : "Every client over the rounds";
+  byId("bars-title").textContent = many ? "Distribution over clients" : "Every client, worst first";
+  byId("heat-title").textContent = many ? "Clients by round: lowest, deciles, median and highest" : "Every client by round";
   if (many) { showSpread(line, run); showBands(line, run); } else showEach(line, run);
-  const who = (title, list) => list.length ? `${title}: ` + list.slice(0, 12).map(([t, some]) =>
-    `round ${t}: ` + some.slice(0, 8).map((i) => board.clients[i]).join(", ") + (some.length > 8 ? ` and ${some.length - 8} more` : "")).join("; ") +
-    (list.length > 12 ? `; and in ${list.length - 12} rounds more` : "") + "." : "";
-  byId("absent").textContent = [who("Absent", run.absent), who("Left out, since their update was refused", run.refused)].filter(Boolean).join(" ") ||
-    "Nobody was absent from a round.";
+  byId("absent").textContent = [absences("Absent", run.absent), absences("Update refused", run.refused)].filter(Boolean).join(" ") ||
+    "Every client took part in every round.";
+}
+
+// Names the absent clients while they are few, and counts them otherwise.
+function absences(title, list) {
+  if (!list.length) return "";
+  const numbers = list.map(([, number]) => number), least = Math.min(...numbers), most = Math.max(...numbers);
+  if (list.length > 12 || most > 8) {
+    const range = least === most ? String(most) : `${least} to ${most}`;
+    return `${title}: ${range} of ${board.clients.length.toLocaleString("en")} clients in ${list.length} of ${chosenRun()[1].clock.length} rounds.`;
+  }
+  return `${title}: ` + list.map(([t, , some]) => `round ${t}: ` + some.map((i) => board.clients[i]).join(", ")).join("; ") + ".";
 }
 
 function showEach(line, run) {
   const last = run.final;
   const order = last.map((value, i) => [value, i]).sort((a, b) => -better(a[0] ?? -1e9, b[0] ?? -1e9)).map((pair) => pair[1]);
   const names = order.map((i) => board.clients[i]);
-  const letters = narrow() ? 12 : 22, tilted = names.length > 8 || narrow();
+  const letters = narrow() ? 12 : 22, longest = Math.min(letters, Math.max(...names.map((n) => n.length)));
+  const tilted = names.length * (7 * longest + 8) > byId("bars").clientWidth - 66;
   const present = run.cells.flat().filter((v) => v !== null);
   const lowest = Math.min(...present), highest = Math.max(...present, lowest + 1e-6);
   const tests = (i) => board.tests[i] ? `, n = ${board.tests[i].examples}` : "";
   draw("bars", {
-    grid: { left: 56, right: 10, top: 10, bottom: tilted ? 96 : 28 },
-    tooltip: tooltip({ formatter: (p) => `${names[p.dataIndex]}: ${written(p.value)}${tests(order[p.dataIndex])}, ${board.sizes[order[p.dataIndex]]} ${board.unit}s to train` }),
+    grid: { left: 56, right: 10, top: 10, bottom: tilted ? 24 + 5 * longest : 28 },
+    tooltip: tooltip({ formatter: (p) => `${names[p.dataIndex]}: ${written(p.value)}${tests(order[p.dataIndex])}, ${board.sizes[order[p.dataIndex]]} training ${board.unit}s` }),
     xAxis: axis({ type: "category", data: names, axisLabel: { color: css("--muted"), rotate: tilted ? 55 : 0, formatter: (v) => short(v, letters), hideOverlap: true } }),
     yAxis: axis({ type: "value", axisLabel: scale() }),
     series: [{ type: "bar", itemStyle: { color: colour(line), borderRadius: [4, 4, 0, 0] }, barMaxWidth: 46, data: order.map((i) => last[i]),
@@ -78,7 +87,7 @@ function showSpread(line, run) {
 }
 
 function showBands(line, run) {
-  const parts = [0, .1, .5, .9, 1], titles = ["lowest", "lower tenth", "median", "upper tenth", "highest"];
+  const parts = [0, .1, .5, .9, 1], titles = ["lowest", "1st decile", "median", "9th decile", "highest"];
   const sorted = run.cells.map((row) => row.filter((v) => v !== null).sort((a, b) => a - b));
   draw("heat", {
     grid: { left: 56, right: 110, top: 12, bottom: 46 },
@@ -102,7 +111,7 @@ function showClientTable() {
   clientPage = Math.min(clientPage, pages - 1);
   byId("client-search").parentElement.hidden = board.clients.length <= ROWS;
   const head = element("tr");
-  head.append(element("th", "client"), element("th", "n to test"), element("th", "to train"), element("th", "classes in test"), element("th", "largest class, %"),
+  head.append(element("th", "client"), element("th", "n test"), element("th", "n train"), element("th", "test classes"), element("th", "largest class, %"),
     ...board.lines.map((line) => element("th", line.title)));
   const rows = found.slice(clientPage * ROWS, (clientPage + 1) * ROWS).map((i) => {
     const row = element("tr"), test = board.tests[i];
@@ -112,14 +121,47 @@ function showClientTable() {
     return row;
   });
   byId("client-table").replaceChildren(head, ...rows);
-  const turn = (text, by) => {
+  turnPages("client-pages", clientPage, found.length, (page) => { clientPage = page; showClientTable(); });
+}
+
+function turnPages(id, page, entries, show) {
+  const pages = Math.ceil(entries / ROWS);
+  const turn = (text, to) => {
     const button = element("button", text);
     button.type = "button";
-    button.disabled = clientPage + by < 0 || clientPage + by >= pages;
-    button.onclick = () => { clientPage += by; showClientTable(); };
+    button.disabled = to < 0 || to >= pages;
+    button.onclick = () => show(to);
     return button;
   };
-  byId("client-pages").replaceChildren(...(pages > 1 ? [turn("◀ worse", -1), element("span", `page ${clientPage + 1} of ${pages}, ${found.length} clients`), turn("better ▶", 1)] : []));
+  byId(id).replaceChildren(...(pages > 1 ? [turn("◀", page - 1),
+    element("span", `page ${page + 1} of ${pages}, ${entries.toLocaleString("en")} entries`), turn("▶", page + 1)] : []));
+}
+
+function showWorseOff() {
+  const seeds = severalSeeds(), { total, listed, pairs } = board.worse_off;
+  const table = (id, titles, rows) => {
+    const head = element("tr");
+    head.append(...titles.map((title) => element("th", title)));
+    byId(id).replaceChildren(...(rows.length ? [head] : []), ...rows);
+  };
+  const row = (cells) => {
+    const made = element("tr");
+    made.append(...cells.map((text, k) => element("td", text, k === 0 ? "name" : k === cells.length - 1 ? "bad" : "")));
+    return made;
+  };
+  byId("worse-none").hidden = total > 0;
+  byId("worse-list").hidden = total === 0;
+  table("worse-pairs", ["method", "worse than", seeds ? "clients × seeds" : "clients", "mean difference"],
+    pairs.map((one) => row([one.title, one.than, one.number.toLocaleString("en"), signed(board.headline.higher ? -one.mean : one.mean)])));
+  const wanted = byId("worse-search").value.toLowerCase();
+  const found = listed.filter((entry) => entry.client.toLowerCase().includes(wanted));
+  byId("worse-search").parentElement.hidden = listed.length <= ROWS;
+  byId("worse-listed").textContent = listed.length < total ? `The ${listed.length.toLocaleString("en")} largest of ${total.toLocaleString("en")} differences.` : "";
+  worsePage = Math.min(worsePage, Math.max(0, Math.ceil(found.length / ROWS) - 1));
+  table("worse", ["client", ...(seeds ? ["seed"] : []), "method", board.headline.title, "worse than", board.headline.title, "difference"],
+    found.slice(worsePage * ROWS, (worsePage + 1) * ROWS).map((entry) => row([entry.client, ...(seeds ? [String(entry.seed)] : []), entry.title,
+      fixed(entry.ours), entry.than, fixed(entry.theirs), signed(entry.ours - entry.theirs)])));
+  turnPages("worse-pages", worsePage, found.length, (page) => { worsePage = page; showWorseOff(); });
 }
 
 function showPredictions() {
@@ -136,7 +178,7 @@ function showPredictions() {
   const total = counts.reliability.reduce((sum, [n]) => sum + n, 0);
   byId("predictions-text").textContent = `${line.title}, models of round ${line.predictions.round}` +
     (severalSeeds() ? `, seed ${line.seeds[0]}` : "") + `, ${chosen ? board.clients[chosen] : "all clients together"}: n = ${total.toLocaleString("en")}.` +
-    (each ? "" : " There are too many clients and classes to show each client's.");
+    (each ? "" : " With this many clients and classes, the page has no counts by client.");
   showClasses(counts.confusion);
   showConfusion(counts.confusion);
   showReliability(line, counts.reliability);
@@ -167,7 +209,7 @@ function showConfusion(confusion) {
   byId("mistakes").parentElement.hidden = matrixFits;
   if (!matrixFits) {
     const head = element("tr");
-    for (const title of ["class", "taken for", "how often"]) head.append(element("th", title));
+    for (const title of ["true class", "predicted class", "examples"]) head.append(element("th", title));
     const worst = confusion.filter(([t, p]) => t !== p).sort((a, b) => b[2] - a[2]).slice(0, ROWS);
     byId("mistakes").replaceChildren(head, ...worst.map(([t, p, n]) => {
       const row = element("tr");
@@ -179,10 +221,11 @@ function showConfusion(confusion) {
   const sums = new Map();
   for (const [t, , n] of confusion) sums.set(t, (sums.get(t) ?? 0) + n);
   const letters = narrow() ? 8 : 14, place = new Map(seen.map((c, k) => [c, k])), names = seen.map((c) => board.classes[c]);
+  const longest = Math.min(letters, Math.max(...names.map((n) => n.length)));
   draw("confusion", {
-    grid: { left: narrow() ? 70 : 110, right: 10, top: 6, bottom: seen.length > 6 ? 100 : 48 },
-    tooltip: tooltip({ formatter: (p) => `${names[p.value[1]]} taken for ${names[p.value[0]]}: ${p.value[3]} of ${sums.get(seen[p.value[1]])}` }),
-    xAxis: axis({ type: "category", data: names, name: "taken for", nameLocation: "middle", nameGap: seen.length > 6 ? 22 + 5 * Math.min(letters, Math.max(...names.map((n) => n.length))) : 30, splitLine: { show: false },
+    grid: { left: narrow() ? 70 : 110, right: 10, top: 6, bottom: seen.length > 6 ? 44 + 5 * longest : 48 },
+    tooltip: tooltip({ formatter: (p) => `${names[p.value[1]]} predicted as ${names[p.value[0]]}: ${p.value[3]} of ${sums.get(seen[p.value[1]])}` }),
+    xAxis: axis({ type: "category", data: names, name: "predicted class", nameLocation: "middle", nameGap: seen.length > 6 ? 22 + 5 * longest : 30, splitLine: { show: false },
       axisLabel: { color: css("--muted"), interval: 0, rotate: seen.length > 6 ? 60 : 0, formatter: (v) => short(v, letters) } }),
     yAxis: axis({ type: "category", data: names, inverse: true, splitLine: { show: false }, axisLabel: { color: css("--muted"), interval: 0, formatter: (v) => short(v, letters) } }),
     visualMap: { show: false, min: 0, max: 1, dimension: 2, inRange: { color: [css("--paper"), "#9cc3ef", "#1f5fbf"] } },
@@ -196,7 +239,7 @@ function showReliability(line, bins) {
   const points = bins.map(([n, right, confidence], k) => n ? [100 * confidence / n, 100 * right / n, n] : null).filter(Boolean);
   draw("reliability", {
     grid: { left: 56, right: 16, top: 10, bottom: 44 },
-    tooltip: tooltip({ formatter: (p) => p.seriesType === "line" ? "" : `says ${p.data[0].toFixed(0)} %, is right in ${p.data[1].toFixed(0)} % of ${p.data[2]}` }),
+    tooltip: tooltip({ formatter: (p) => p.seriesType === "line" ? "" : `confidence ${p.data[0].toFixed(0)} %, accuracy ${p.data[1].toFixed(0)} %, n = ${p.data[2]}` }),
     xAxis: axis({ type: "value", min: 0, max: 100, name: "confidence, %", nameLocation: "middle", nameGap: 28 }),
     yAxis: axis({ type: "value", min: 0, max: 100, axisLabel: { color: css("--muted"), formatter: "{value} %" } }),
     series: [
@@ -209,8 +252,7 @@ function showReliability(line, bins) {
 
 function hintAtMore() {
   for (const place of document.querySelectorAll(".scroll")) {
-    place.parentElement.querySelector(".more")?.remove();
-    if (place.scrollWidth > place.clientWidth + 4) place.before(element("p", "Swipe or scroll the table sideways for more columns →", "more"));
+    if (place.previousElementSibling?.className === "more") place.previousElementSibling.remove();
+    if (place.scrollWidth > place.clientWidth + 4) place.before(element("p", "Scroll the table sideways for more columns →", "more"));
   }
 }
-

@@ -1,4 +1,4 @@
-"""All that the page shows, gathered from the folders of runs as plain JSON values."""
+"""The content of the report page as JSON values, read from the folders of runs."""
 
 from __future__ import annotations
 
@@ -28,19 +28,23 @@ from pfedseq.report.page.origins import calibration_origins
 from pfedseq.runs.checkpoint import newest_server
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import MethodSummary, RoundRecord, evaluated, summarise_run
-from pfedseq.runs.scores import MEAN_ADAPTER, Scores, worse_off
+from pfedseq.runs.scores import MEAN_ADAPTER, Assessment, Scores, worse_off
 from pfedseq.words import count
 
 QUANTITIES = {
     "delta_rms": "clients' updates Δ",
     "calibration_rms": "calibrations ξ",
-    "common_rms": "the part of ξ that all clients share",
-    "personal_rms": "the personal part of ξ",
-    "distance_rms": "way of the mean adapter from its start",
+    "common_rms": "common part of ξ",
+    "personal_rms": "personal part of ξ",
+    "distance_rms": "distance of the mean adapter from its start",
 }
-"""What the page calls the numbers that pFedSeq's server writes down by layer."""
+"""Titles of the quantities that pFedSeq's server records by layer."""
 MOST_CELLS = 60_000
-"""Of the heat maps of clients × rounds together: beyond that, rounds are left out evenly."""
+"""Cells of all heat maps of clients × rounds; beyond that, rounds are thinned out evenly."""
+MOST_NAMED = 8
+"""Absent clients named per round; the others are counted."""
+MOST_WORSE_OFF = 1_000
+"""Clients that are worse off, listed one by one; all of them are counted by method."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,11 @@ class ReportedRun:
     config: Config
     method: str
     label: str
-    """What tells it from the page's other runs: the method, or its place in a sweep."""
+    """Identifies the run on the page: the method, or its label in a sweep."""
     records: Sequence[RoundRecord]
     summary: MethodSummary
     data: Mapping[str, Any]
+    assessment: Assessment | None
 
     @property
     def seed(self) -> int:
@@ -63,12 +68,12 @@ class ReportedRun:
 
     @property
     def moment(self) -> tuple[int, int]:
-        """Seed and last evaluated round: only runs that share both are fair to compare."""
+        """Seed and last evaluated round: only runs that share both are compared."""
         return self.seed, self.summary.rounds
 
 
 def page_content(folders: Sequence[Path]) -> dict[str, Any]:
-    """A board for every data set among the runs."""
+    """The page's content: one board per data set and partition."""
     runs = [run for place in folders for run in _find_runs(place)]
     if not runs:
         raise InputError(f"no finished rounds in {', '.join(map(str, folders))}")
@@ -84,7 +89,7 @@ def page_content(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def _find_runs(place: Path) -> list[ReportedRun]:
-    """The runs in a folder, or in the folders below it, as a sweep leaves them."""
+    """The runs in a folder, or in the subfolders of a sweep."""
     if not place.is_dir():
         raise InputError(f"{place} is not a folder of runs")
     configs = [place / "config.toml"] if (place / "config.toml").exists() else []
@@ -101,19 +106,22 @@ def _find_runs(place: Path) -> list[ReportedRun]:
                 continue
             below = path.parent.relative_to(place).parts
             arm = next((p for p in below if p == method or p.startswith(f"{method}-")), method)
-            summary = summarise_run(_until_evaluated(records), folder.read_assessment(method))
-            found.append(ReportedRun(folder, config, method, arm, records, summary, data))
+            assessment = folder.read_assessment(method)
+            summary = summarise_run(_until_evaluated(records), assessment)
+            found.append(
+                ReportedRun(folder, config, method, arm, records, summary, data, assessment)
+            )
     return found
 
 
 def _until_evaluated(records: Sequence[RoundRecord]) -> list[RoundRecord]:
-    """Without rounds after the last evaluation, which a run that goes on may have."""
+    """The records up to the last evaluation; an unfinished run may have later ones."""
     last = max(number for number, record in enumerate(records) if record.scores is not None)
     return list(records[: last + 1])
 
 
 def _data_of(run: ReportedRun) -> str:
-    """What runs on one board have in common: the data set, and how it was dealt."""
+    """The data set and partition, which all runs on one board share."""
     data = run.config.data
     dealt = {
         "owners": "each with its own data" if data.split_owners == 1 else "parts of owners' data",
@@ -129,7 +137,6 @@ def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any
     for run in sorted(runs, key=lambda run: (_place(run.method), run.label)):
         lines.setdefault(run.label, []).append(run)
     first = runs[0]
-    assessment = first.folder.read_assessment(first.method)
     num_clients = len(first.data["clients"])
     room = MOST_ENTRIES // len(lines)
     reference = "pfedseq" if "pfedseq" in lines else next(iter(lines))
@@ -145,7 +152,7 @@ def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any
         },
         "clients": [client["name"] for client in first.data["clients"]],
         "sizes": [train_count(client) for client in first.data["clients"]],
-        "tests": sets_of_tests(assessment, num_clients),
+        "tests": sets_of_tests(first.assessment, num_clients),
         "unit": first.data.get("unit", "image"),
         "layers": next((found for run in runs if (found := _layers(run))), None),
         "quantities": QUANTITIES,
@@ -155,7 +162,7 @@ def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any
         "reference": reference,
         "lines": [_line(label, found, stride, room) for label, found in lines.items()],
         "leads": _leads(lines, reference),
-        "behind": _behind(lines),
+        "worse_off": _worse_off(lines),
         "origins": _origins(lines),
         "config": first.folder.config.read_text(encoding="utf-8"),
         "environment": _environment(first),
@@ -163,7 +170,7 @@ def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any
 
 
 def _origins(lines: Mapping[str, Sequence[ReportedRun]]) -> dict[str, Any] | None:
-    """Where the calibrations of pFedSeq's first run came from, or why that cannot be told."""
+    """The attribution of the calibrations of pFedSeq's first run, or why there is none."""
     if "pfedseq" not in lines:
         return None
     try:
@@ -173,7 +180,7 @@ def _origins(lines: Mapping[str, Sequence[ReportedRun]]) -> dict[str, Any] | Non
 
 
 def _place(method: str) -> int:
-    """Where a method stands among the lines; one that is not known here comes last."""
+    """The position of a method among the lines; unknown methods come last."""
     return [*METHODS, method].index(method)
 
 
@@ -187,7 +194,7 @@ def _layers(run: ReportedRun) -> list[int] | None:
 
 
 def _line(label: str, runs: Sequence[ReportedRun], stride: int, room: int) -> dict[str, Any]:
-    """One method: its curve over seeds, and each seed's clients."""
+    """One method: its curve over seeds, and the clients of each seed."""
     scored = [dict(evaluated(run.records)) for run in runs]
     rounds = sorted(set.intersection(*map(set, scored)))
     means = [[of_seed[t].client_mean for of_seed in scored] for t in rounds]
@@ -222,13 +229,13 @@ def _line(label: str, runs: Sequence[ReportedRun], stride: int, room: int) -> di
         "planned": runs[0].config.run.rounds,
         "kept": [run.summary.kept_round for run in runs],
         "measures": measures_of(runs[0].summary),
-        "predictions": predictions_of(runs[0].folder.read_assessment(runs[0].method), room),
+        "predictions": predictions_of(runs[0].assessment, room),
         "runs": [_seed(run, stride) for run in runs],
     }
 
 
 def _seed(run: ReportedRun, stride: int) -> dict[str, Any]:
-    """One seed's clients by round, its costs by round, and what its server noted."""
+    """One seed: scores by client and round, costs by round, and the server's records."""
     scored = evaluated(run.records)
     kept = scored[::-1][::stride][::-1]  # the last round always
     num_clients = len(run.data["clients"])
@@ -254,10 +261,12 @@ def _seed(run: ReportedRun, stride: int) -> dict[str, Any]:
 
 
 def _extras(run: ReportedRun) -> dict[str, Any]:
-    """Who was absent, and what the server wrote down of its own: sizes by layer."""
+    """Absent and refused clients by round, and the server's quantities by layer."""
     sizes: dict[str, list[Any]] = {}
     rounds = []
     for line in run.folder.metrics.read_text(encoding="utf-8").splitlines():
+        if '"server":' not in line:
+            continue  # parsing each client's scores again would take seconds
         try:
             values = json.loads(line)
         except json.JSONDecodeError:
@@ -267,14 +276,19 @@ def _extras(run: ReportedRun) -> dict[str, Any]:
             for name, by_layer in values["server"].items():
                 sizes.setdefault(name, []).append(by_layer)
     return {
-        "absent": [[record.round, record.absent] for record in run.records if record.absent],
-        "refused": [[record.round, record.refused] for record in run.records if record.refused],
+        "absent": [_who(r.round, r.absent) for r in run.records if r.absent],
+        "refused": [_who(r.round, r.refused) for r in run.records if r.refused],
         "server": {"rounds": rounds, "sizes": sizes} if rounds else None,
     }
 
 
+def _who(t: int, clients: Sequence[int]) -> list[Any]:
+    """Round, number of clients, and the first few of them."""
+    return [t, len(clients), list(clients[:MOST_NAMED])]
+
+
 def _leads(lines: Mapping[str, Sequence[ReportedRun]], reference: str) -> list[dict[str, Any]]:
-    """The reference method against each other one, paired by client and seed."""
+    """Differences between the reference and each other method, paired by client and seed."""
     ours = {run.moment: run.summary for run in lines[reference]}
     leads = []
     for label, runs in lines.items():
@@ -299,8 +313,8 @@ def _leads(lines: Mapping[str, Sequence[ReportedRun]], reference: str) -> list[d
     return leads
 
 
-def _behind(lines: Mapping[str, Sequence[ReportedRun]]) -> list[dict[str, Any]]:
-    """Each client whom some method serves worse, on validation, than something simpler."""
+def _worse_off(lines: Mapping[str, Sequence[ReportedRun]]) -> dict[str, Any]:
+    """Clients that a method serves worse, on validation, than a simpler one: counted and listed."""
     moments: dict[tuple[int, int], dict[str, ReportedRun]] = {}
     for label, runs in lines.items():
         for run in runs:
@@ -320,11 +334,27 @@ def _behind(lines: Mapping[str, Sequence[ReportedRun]]) -> list[dict[str, Any]]:
                     "theirs": _points(written, one.theirs),
                 }
             )
-    return sorted(found, key=lambda entry: -abs(entry["ours"] - entry["theirs"]))
+    found.sort(key=_loss)
+    pairs: dict[tuple[str, str], list[float]] = {}
+    for entry in found:
+        pairs.setdefault((entry["title"], entry["than"]), []).append(-_loss(entry))
+    return {
+        "total": len(found),
+        "listed": found[:MOST_WORSE_OFF],
+        "pairs": [
+            {"title": title, "than": than, "number": len(losses), "mean": fmean(losses)}
+            for (title, than), losses in sorted(pairs.items(), key=lambda pair: -len(pair[1]))
+        ],
+    }
+
+
+def _loss(entry: Mapping[str, Any]) -> float:
+    """Minus the size of the loss, so that sorting puts the largest first."""
+    return -abs(float(entry["ours"] - entry["theirs"]))
 
 
 def _environment(run: ReportedRun) -> str:
-    """What the run's last checkpoint was made with: versions, device, kernel."""
+    """Versions, device and kernel of the run's last checkpoint."""
     newest = newest_server(run.folder.checkpoints(run.method))
     if newest is None:
         return ""
@@ -334,5 +364,5 @@ def _environment(run: ReportedRun) -> str:
 
 
 def _points(written: Format, value: float) -> float:
-    """As it is written, and as precise as anybody reads it."""
+    """The value in the measure's unit, with one digit more than is printed."""
     return round(written.scale * value, written.digits + 1)

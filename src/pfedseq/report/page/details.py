@@ -1,4 +1,4 @@
-"""What the page shows of predictions: classes, confusions and calibration, from counts alone."""
+"""Classes, confusion matrices and calibration for the page, computed from counts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pfedseq.runs.records import MethodSummary
 from pfedseq.runs.scores import Assessment
 
 MOST_ENTRIES = 60_000
-"""Entries of all clients' confusions on a page: beyond that, only those of all together."""
+"""Entries of all confusion matrices on a page; beyond that, only the pooled ones."""
 
 
 def predictions_of(found: Assessment | None, entries_left: int) -> dict[str, Any] | None:
-    """Confusions and reliability over all clients, and of each client while there is room."""
+    """Confusion and reliability of all clients pooled, and of each client if there is room."""
     if found is None or not found.counts:
         return None
     entries = sum(len(one.confusion) for one in found.counts.values())
@@ -45,7 +45,7 @@ def _plain(counts: Counts) -> dict[str, Any]:
 
 
 def sets_of_tests(found: Assessment | None, clients: int) -> list[dict[str, Any] | None]:
-    """By client: how many test examples, of how many classes, and the largest one's share."""
+    """By client: number of test examples and classes, and the share of the largest class."""
     sets: list[dict[str, Any] | None] = [None] * clients
     for i, counts in (found.counts if found is not None else {}).items():
         by_class = np.bincount(counts.confusion[:, 0], counts.confusion[:, 2])
@@ -59,7 +59,7 @@ def sets_of_tests(found: Assessment | None, clients: int) -> list[dict[str, Any]
 
 
 def measures_of(summary: MethodSummary) -> dict[str, dict[str, Any]]:
-    """Every measure on the test data: over clients, over all examples, and how it is written."""
+    """Every measure on the test data, formatted: over clients, and over pooled examples."""
     rows = {}
     for name in (name for name in summary.scores.test if name in MEASURES):
         measure, over = find_measure(name), summary.scores.over_clients(name)
@@ -78,7 +78,7 @@ def measures_of(summary: MethodSummary) -> dict[str, dict[str, Any]]:
 
 
 def adapted_layers(folder: RunFolder, method: str) -> list[int] | None:
-    """The backbone's own numbers of the layers that carry adapters, from a saved adapter."""
+    """The backbone's indices of the adapted layers, from a saved adapter."""
     for path in sorted((folder.path / "adapters" / method).glob("*/adapter_config.json")):
         values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         layers = values.get("layers_to_transform")

@@ -1,4 +1,4 @@
-"""Where each client's calibration came from, computed from a run's last checkpoint alone."""
+"""Attribution of each client's calibration, computed from a run's last checkpoint."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pfedseq.runs.folder import RunFolder
 
 
 def calibration_origins(folder: RunFolder) -> dict[str, Any] | None:
-    """The account of ξ at the last checkpoint, as plain values; None before the first one.
+    """The attribution of ξ at the last checkpoint as plain values; None before the first one.
 
-    Neither data nor backbone are needed: the learner, and the window it reads, are the server's.
+    It needs neither data nor backbone: the learner and its window are part of the server.
     """
     newest = newest_server(folder.checkpoints("pfedseq"))
     if newest is None:
@@ -28,7 +28,7 @@ def calibration_origins(folder: RunFolder) -> dict[str, Any] | None:
     checkpoint, memory = newest
     t = checkpoint.round
     config, data = read_config(folder.config), folder.read_data()
-    assert data is not None  # a run writes down its data before its first round
+    assert data is not None  # written before the first round
     nothing = Params(torch.zeros(memory["adapters"].shape[1:]), torch.zeros(1))
     counts = tuple(train_count(client) for client in data["clients"])
     setup = Setup(nothing, counts, config.run.rounds, config.run.seed)

@@ -64,7 +64,7 @@ function showHead() {
   const tested = board.tests.filter(Boolean).reduce((sum, one) => sum + one.examples, 0);
   byId("lede").textContent = `${plural(board.lines.length, "method")}, ${plural(seeds.size, "seed")}, ` +
     `${plural(board.clients.length, "client")}, ${plural(board.classes.length, "class", "classes")}, ` +
-    `${plural(board.images, board.unit)} in the data set` + (tested ? `, n = ${tested.toLocaleString("en")} of them to test` : "") +
+    `${plural(board.images, board.unit)} in the data set` + (tested ? `, ${tested.toLocaleString("en")} of them for testing` : "") +
     `. ${board.notes.join(". ")}`;
   for (const place of document.querySelectorAll(".headline")) place.textContent = board.headline.title;
   for (const place of document.querySelectorAll(".headline-unit")) place.textContent = board.headline.unit ? ` in ${board.headline.unit}` : "";
@@ -83,14 +83,14 @@ function showHead() {
   const fairest = [...board.lines].sort((a, b) => better(a.scores.worst_client[0], b.scores.worst_client[0]))[0];
   const cards = [
     [written(ranked[0].scores.client_mean[0]), `best ${board.headline.title}, mean over clients: ${ranked[0].title}`],
-    [written(fairest.scores.worst_client[0]), `best worst client: ${fairest.title}`],
+    [written(fairest.scores.worst_client[0]), `best worst-client ${board.headline.title}: ${fairest.title}`],
   ];
   const rival = board.leads.length ? [...board.leads].sort((a, b) => a.mean - b.mean)[0] : null;
   if (rival) {
     const ours = board.lines.find((line) => line.label === board.reference).title;
     const sure = rival.low !== null && rival.low * rival.high > 0;
-    cards.push([signed(rival.mean), `${ours} against ${rival.title}, its strongest rival` +
-      (rival.low === null ? "" : sure ? "; beyond doubt at 95 %" : "; not decided at 95 %")]);
+    cards.push([signed(rival.mean), `${ours} minus ${rival.title}, its closest rival` +
+      (rival.low === null ? "" : sure ? "; the 95 % interval excludes zero" : "; the 95 % interval includes zero")]);
   }
   const unfinished = board.lines.filter((line) => line.rounds.at(-1) < line.planned);
   if (unfinished.length) cards.push([String(unfinished.length), "not finished: " + unfinished.map((l) => l.title).join(", ")]);
@@ -102,13 +102,15 @@ function showHead() {
 }
 
 function showScoreboard() {
-  const columns = [["client mean", "client_mean"], ["by samples", "sample_weighted"],
-    ["worst client", "worst_client"], ["bottom decile", "bottom_decile"],
+  const columns = [["client mean", "client_mean"], ["sample-weighted", "sample_weighted"],
+    ["worst client", "worst_client"], ...(board.clients.length < 10 ? [] : [["bottom decile", "bottom_decile"]]),
     ["best on validation", "best_on_validation"], ["best on test*", "best_on_test_optimistic"]];
   const head = element("tr");
   head.append(element("th", "method"));
   for (const [title, key] of columns) head.append(element("th", title, key === "best_on_test_optimistic" ? "optimistic" : ""));
-  head.append(element("th", "s / round"), element("th", "bytes"), element("th", "rounds"), element("th", "models of round"));
+  head.append(element("th", "s / round"), element("th", "bytes"), element("th", "rounds"));
+  const older = board.lines.some((line) => line.kept.some((t) => t !== line.rounds.at(-1)));
+  if (older) head.append(element("th", "models of round"));
   const rows = [head];
   const places = columns.map(([, key]) => {
     const values = board.lines.map((l) => l.scores[key] ? fixed(l.scores[key][0]) : null);
@@ -125,7 +127,8 @@ function showScoreboard() {
       row.append(element("td", text, mark));
     });
     row.append(element("td", line.seconds.toFixed(2)), element("td", bytes(line.bytes)),
-      element("td", `${line.rounds.at(-1)}/${line.planned}`), element("td", [...new Set(line.kept)].join(", ")));
+      element("td", `${line.rounds.at(-1)}/${line.planned}`));
+    if (older) row.append(element("td", [...new Set(line.kept)].join(", ")));
     rows.push(row);
   }
   byId("scoreboard").replaceChildren(...rows);
@@ -162,18 +165,26 @@ function showCurves() {
     yAxis: axis({ type: "value", scale: true, axisLabel: scale() }),
     series,
   }, phone ? 330 + legendHeight : 460);
-  const groups = new Map();
-  for (const line of board.lines) {
-    const curve = JSON.stringify([line.rounds, line.mean]);
-    groups.set(curve, [...(groups.get(curve) ?? []), line.title]);
-  }
-  const same = [...groups.values()].filter((titles) => titles.length > 1);
-  byId("identical").textContent = same.map((titles) => `${titles.join(", ")}: identical curves, which lie on top of each other.`).join(" ");
+  byId("identical").textContent = coinciding().map(([titles, same]) =>
+    `${titles.join(", ")}: ${same ? "identical" : "almost identical"} curves, which lie on top of each other.`).join(" ");
   chart.off("legendselectchanged");
   chart.on("legendselectchanged", (event) => {
     off.clear();
     for (const [name, on] of Object.entries(event.selected)) if (!on) off.add(name);
   });
+}
+
+// Groups of methods whose curves cannot be told apart in the picture, and whether they are equal.
+function coinciding() {
+  const all = board.lines.flatMap((line) => line.mean);
+  const width = (Math.max(...all) - Math.min(...all)) / 100;  // a line is about this thick
+  const apart = (a, b) => JSON.stringify(a.rounds) === JSON.stringify(b.rounds) ? Math.max(...a.mean.map((v, k) => Math.abs(v - b.mean[k]))) : Infinity;
+  const groups = [];
+  for (const line of board.lines) {
+    const group = groups.find((one) => apart(one[0], line) <= width);
+    if (group) group.push(line); else groups.push([line]);
+  }
+  return groups.filter((one) => one.length > 1).map((one) => [one.map((l) => l.title), one.every((l) => apart(one[0], l) === 0)]);
 }
 
 function showLeads() {
@@ -241,45 +252,35 @@ function showFair() {
   }, 90 + 26 * lines.length);
 }
 
-function showBehind() {
-  const seeds = severalSeeds();
-  const wanted = byId("behind-search").value.toLowerCase();
-  const found = board.behind.filter((entry) => entry.client.toLowerCase().includes(wanted));
-  byId("behind-search").parentElement.hidden = board.behind.length <= ROWS;
-  const head = element("tr");
-  for (const title of ["client", ...(seeds ? ["seed"] : []), "method", board.headline.title, "worse than", board.headline.title, "difference"]) head.append(element("th", title));
-  const rows = found.slice(0, 4 * ROWS).map((entry) => {
-    const row = element("tr");
-    row.append(element("td", entry.client, "name"), ...(seeds ? [element("td", String(entry.seed))] : []), element("td", entry.title),
-      element("td", fixed(entry.ours)), element("td", entry.than), element("td", fixed(entry.theirs)),
-      element("td", signed(entry.ours - entry.theirs), "bad"));
-    return row;
-  });
-  if (rows.length < found.length) {
-    const row = element("tr");
-    row.append(element("td", `and ${found.length - rows.length} more: search for a client`, "name"));
-    rows.push(row);
-  }
-  const table = byId("behind");
-  if (rows.length) { table.replaceChildren(head, ...rows); return; }
-  const row = element("tr");
-  row.append(element("td", "Nobody, as far as these runs tell.", "name"));
-  table.replaceChildren(row);
-}
-
 function showCosts() {
   for (const [id, key, label] of [["cost-seconds", "seconds", (v) => v.toFixed(2) + " s"], ["cost-bytes", "bytes", bytes]]) {
-    draw(id, {
-      grid: { left: 56, right: 84, top: 22, bottom: 34 },
+    const data = board.lines.map((l) => ({ name: l.title, value: [l[key], l.scores.client_mean[0]], itemStyle: { color: colour(l) } }));
+    const series = { type: "scatter", symbolSize: 12, data,
+      label: { show: true, position: "right", formatter: (p) => p.name, color: css("--muted"), fontSize: 11 } };
+    const chart = draw(id, {
+      grid: { left: 56, right: 92, top: 22, bottom: 34 },
       tooltip: tooltip({ formatter: (p) => `${p.name}: ${written(p.data.value[1])}, ${label(p.data.value[0])}` }),
-      xAxis: axis({ type: "value", axisLabel: { color: css("--muted"), formatter: label, hideOverlap: true }, splitNumber: 4 }),
+      xAxis: axis({ type: "value", axisLabel: { color: css("--muted"), formatter: label, hideOverlap: true }, splitNumber: narrow() ? 2 : 4 }),
       yAxis: axis({ type: "value", scale: true, axisLabel: scale() }),
-      series: [{ type: "scatter", symbolSize: 12, labelLayout: { moveOverlap: "shiftY" },
-        labelLine: { show: true, lineStyle: { color: css("--line") } },
-        label: { show: true, position: "right", formatter: (p) => p.name, color: css("--muted"), fontSize: 11, minMargin: 2 },
-        data: board.lines.map((l) => ({ name: l.title, value: [l[key], l.scores.client_mean[0]], itemStyle: { color: colour(l) } })) }],
+      series: [series],
     });
+    chart.setOption({ series: [{ ...series, data: spaced(chart, data) }] });
   }
+}
+// Moves labels apart that would be written over each other: each at least a line below the last.
+function spaced(chart, data) {
+  const placed = [], height = 13, length = (name) => 8 + 6.2 * name.length;
+  const points = data.map((one) => ({ one, at: chart.convertToPixel("grid", one.value) })).sort((a, b) => a.at[1] - b.at[1]);
+  return points.map(({ one, at: [x, y] }) => {
+    let lower = y;
+    for (const other of placed) {
+      const beside = x > other.x + length(other.name) || other.x > x + length(one.name);
+      if (!beside && Math.abs(lower - other.y) < height) lower = other.y + height;
+    }
+    placed.push({ x, y: lower, name: one.name });
+    placed.sort((a, b) => a.y - b.y);
+    return { ...one, label: { offset: [0, lower - y] } };
+  });
 }
 
 function showSizes() {
@@ -297,7 +298,7 @@ function showSizes() {
   const cells = layers.flatMap((row, x) => row.map((value, layer) => [x, layer, value]));
   const values = cells.map((c) => c[2]);
   draw("sizes", {
-    grid: { left: 56, right: 92, top: 8, bottom: 46 },
+    grid: { left: 56, right: 112, top: 30, bottom: 46 },
     tooltip: tooltip({ formatter: (p) => `round ${run.server.rounds[p.data[0]]}, layer ${number(p.data[1])}: ${p.data[2].toExponential(2)}` }),
     xAxis: axis({ type: "category", data: run.server.rounds.map(String), name: "round", nameLocation: "middle", nameGap: 28, splitLine: { show: false } }),
     yAxis: axis({ type: "category", data: layers[0].map((_, k) => String(number(k))), name: "layer", splitLine: { show: false } }),
@@ -332,9 +333,9 @@ function showOrigins() {
   byId("origins-text").textContent = said;
   if (said !== null) return;
   byId("origins-text").textContent = `pFedSeq, seed ${found.seed}, round ${found.round}. Each row is a client's calibration ξ; ` +
-    "its cells say what part of it came from whose updates (gradient × input; negative parts pull the other way). " +
-    "Left out: how much of ξ is gone when that client's updates are really zero. " +
-    (found.agreement === null ? "" : `The two accounts correlate with ${found.agreement.toFixed(2)}.`);
+    "each cell is the share of it that came from another client's updates (gradient × input; negative shares pull the other way). " +
+    "Left out: the share of ξ that is lost when that client's updates are set to zero. " +
+    (found.agreement === null ? "" : `The correlation of the two attributions is ${found.agreement.toFixed(2)}.`);
   const from = (i, j) => `ξ of ${found.clients[i]} from ${found.clients[j]}`;
   matrix("origins-client", found.by_client, found.clients, found.clients, from);
   matrix("origins-left", found.left_out, found.clients, found.clients, from);
@@ -343,7 +344,7 @@ function showOrigins() {
 
 function showMaking() {
   byId("config").textContent = board.config;
-  byId("environment").textContent = board.environment || "The run wrote down none.";
+  byId("environment").textContent = board.environment || "Not recorded: the run has no checkpoint.";
   byId("data").textContent = board.clients.map((name, i) => `${name}: ${board.sizes[i]} ${board.unit}s to train` +
     (board.tests[i] ? `, ${board.tests[i].examples} to test` : "")).join("\n") + "\n\nclasses: " + board.classes.join(", ");
   byId("made").textContent = `Made by pfedseq ${content.version}; charts by Apache ECharts.`;
@@ -351,7 +352,7 @@ function showMaking() {
 
 function showAll() {
   showHead(); showScoreboard(); showMeasures(); showCurves(); showLeads(); showClientTools(); showClients();
-  showClientTable(); showPredictions(); showFair(); showBehind(); showCosts(); showSizes(); showOrigins(); showMaking();
+  showClientTable(); showPredictions(); showFair(); showWorseOff(); showCosts(); showSizes(); showOrigins(); showMaking();
   hintAtMore();
 }
 function setTheme(name) { document.documentElement.dataset.theme = name; }
@@ -366,7 +367,7 @@ byId("client-seed").onchange = () => { showClients(); showClientTable(); };
 byId("client-search").oninput = () => { clientPage = 0; showClientTable(); };
 byId("prediction-method").onchange = showPredictions;
 byId("prediction-client").onchange = showPredictions;
-byId("behind-search").oninput = showBehind;
+byId("worse-search").oninput = () => { worsePage = 0; showWorseOff(); };
 byId("size-name").onchange = showSizes;
 let waiting = 0;
 addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(showAll, 120); });
