@@ -152,7 +152,7 @@ class ClientModel(nn.Module):
 
     @torch.no_grad()
     def predict_proba(self, examples: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Class probabilities (n, C)."""
+        """(n, C): how likely each class is."""
         parts = [
             self(self.prepare(examples[start : start + PREDICTION_BATCH])).double().softmax(1).cpu()
             for start in range(0, len(examples), PREDICTION_BATCH)
@@ -161,7 +161,7 @@ class ClientModel(nn.Module):
         return found
 
     def predict(self, examples: Sequence[Any]) -> list[str]:
-        """The name of the most likely class of each example."""
+        """The likeliest class of each example, by name."""
         return [self.class_names[c] for c in self.predict_proba(examples).argmax(1)]
 
 

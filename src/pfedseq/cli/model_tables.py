@@ -21,7 +21,7 @@ MOST_CLASSES = 30
 
 
 def print_predictions(predictions: Sequence[Prediction]) -> None:
-    """One line per example: the most likely classes with their probabilities."""
+    """A line for each example: the likeliest classes with their shares."""
     for one in predictions:
         named = ", ".join(
             f"[bold]{escape(name)}[/bold] ({100 * share:.0f} %)"

@@ -31,7 +31,8 @@ class RunConfig(BaseConfig):
     checkpoint_every: int = Field(1, ge=1, description="rounds between two checkpoints")
     headline: str = Field(
         "accuracy",
-        description=f"the measure that ranks methods, trials and rounds: {', '.join(MEASURES)}",
+        description="the measure that tables, tuning, the best round and the harm alarm go by: "
+        f"{', '.join(MEASURES)}",
     )
     measures: tuple[str, ...] = Field(
         (),

@@ -40,8 +40,8 @@ class Method:
     summary: str
     """One line for `pfedseq methods`."""
     training: str = "every local step takes them"
-    """How the method uses the options of local training, for `pfedseq methods --verbose`."""
+    """What the method does with the options of local training, for `pfedseq methods --verbose`."""
     needs_auxiliary: bool = False
-    """Whether the server needs `Setup.auxiliary`."""
+    """Whether the server must be given `Setup.auxiliary`."""
     grid: Mapping[str, Sequence[float]] = field(default_factory=lambda: RATES)
     """The values of each option that `pfedseq tune` tries."""

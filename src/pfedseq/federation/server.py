@@ -52,7 +52,7 @@ class Server(ABC):
         self.moments = Moments()
         """Averaged optimiser moments that clients start the next round with."""
         self.silent_rounds = torch.zeros(setup.num_clients, dtype=torch.int64)
-        """Rounds since the client in each place last answered."""
+        """By place, the rounds since its client was last heard of."""
 
     def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
         """Clients leave or join for good: keep the places `kept`, in that order, and append others.

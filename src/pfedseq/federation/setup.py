@@ -45,7 +45,7 @@ class Setup:
     sketch_shape: tuple[int, ...] = (3, 32, 32)
     """The shape of an example in `Task.sketches`, if the server needs it (PeFLL)."""
     factors: Factors | None = None
-    """The positions of LoRA's A and B in θ; None for other adapters."""
+    """Where LoRA's A and B lie in θ; none for an adapter without them."""
 
     @property
     def clients(self) -> tuple[int, ...]:

@@ -317,7 +317,7 @@ def server_state(server: Server) -> Tensors:
         "clients": torch.tensor(setup.clients),
         "num_examples": torch.tensor(setup.num_examples),
         "silent_rounds": server.silent_rounds,
-        "places": torch.zeros(setup.width, dtype=torch.uint8),  # an integer has no fixed width
+        "places": torch.zeros(setup.width, dtype=torch.uint8),  # a number could claim any width
     }
     memory = {name: getattr(server, name) for name in server.persistent}
     return dict(_flat({"seats": seats, "moments": server.moments, **memory}))
