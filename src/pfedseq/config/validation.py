@@ -50,6 +50,8 @@ def _explain(model: type[BaseModel], errors: Sequence[Any], where: str) -> str:
     same = [e for e in errors if _option_path(model, [str(part) for part in e["loc"]]) == path]
     said = dict.fromkeys(_said(e["msg"]) for e in same)
     message = " or ".join(said).replace(" or must be ", " or ")
+    if path and isinstance(error["input"], dict):  # a check of several options names them itself
+        return f"config section {key}: {message}"
     if not path:
         return f"config section {where.rstrip('.')}: {message}" if where else f"config: {message}"
     if isinstance(error["input"], dict):  # a check of several options, which names them itself

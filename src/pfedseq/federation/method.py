@@ -46,6 +46,6 @@ class Method:
     needs_head: bool = False
     """Whether it requires classes and a head, which language models do not have."""
     needs_auxiliary: bool = False
-    """Whether the server needs `Setup.auxiliary`."""
+    """Whether the server must be given `Setup.auxiliary`."""
     grid: Mapping[str, Sequence[float]] = field(default_factory=lambda: RATES)
     """The values of each option that `pfedseq tune` tries."""
