@@ -76,11 +76,6 @@ def dialogue_set(name: str, found: list[OwnedDialogue], hashed: bool = True) -> 
     )
 
 
-def read_file(path: Path) -> list[Dialogue]:
-    """All dialogues of one file."""
-    return [example.dialogue for example in _in_file(path, None)]
-
-
 def _written(dialogue: Dialogue) -> str:
     return json.dumps([*dialogue.turns, ("assistant", dialogue.answer)], ensure_ascii=False)
 
