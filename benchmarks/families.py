@@ -107,7 +107,9 @@ def images(name: str) -> Family:
 
 
 def texts(name: str) -> Family:
-    model = BertModel(BertConfig(**SIZES, **MLP, **WORDS), add_pooling_layer=False)
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # as here
+    config = BertConfig(**SIZES, **MLP, **WORDS, **dropout)
+    model = BertModel(config, add_pooling_layer=False)
     model.requires_grad_(False).eval()
     family = find_family("bert", "text", name)
     encoder = TextEncoder(model, family, lambda texts, length: np.zeros(0), 0, "mean", name)

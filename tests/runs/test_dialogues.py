@@ -123,6 +123,12 @@ def test_the_answers_alone_are_learnt(config):
     assert torch.count_nonzero(head.adapter) == 0
 
 
+def test_dialogues_that_are_cut_are_counted(config):
+    assert not any("longer than" in note for note in World.build(config()).notes)
+    told = World.build(config(data={"max_tokens": 10})).notes
+    assert any("dialogues are longer than data.max_tokens = 10" in note for note in told)
+
+
 def test_what_is_for_classes_is_refused(config):
     cases = [
         ({"run": {"headline": "accuracy"}}, "not defined for dialogues: choose among perplexity"),

@@ -229,3 +229,16 @@ def test_python_has_the_same_answers(finished):
 def test_serving_is_left_to_programs_made_for_it(finished):
     with pytest.raises(InputError, match="serve the folders with a program such as vLLM"):
         load_together(ClientModels.open(finished))
+
+
+def test_what_the_data_commands_say_of_dialogues(dialogues, backbone, command, tmp_path):
+    config = tmp_path / "talk.toml"
+    config.write_text(
+        f'[data]\nname = "dialogue"\nsource = "{dialogues}"\nmax_tokens = 24\n'
+        f'[model]\nbackbone = "{backbone}"\n'
+    )
+    table = command("data", "show", config)
+    assert "Dialogues of each client" in table
+    assert "classes" not in table
+    assert "12/3/5" in table
+    assert "nothing to prepare" in refused("data", "prepare", config)

@@ -75,10 +75,15 @@ def prepare(
     if skip_unreadable:
         overrides = [*(overrides or []), "data.skip_unreadable=true"]
     config = _config(name, source, size, overrides)
+    if config.data.unit != "image" and not tokens:
+        raise InputError(
+            f"{config.data.unit}s are read as they are: there is nothing to prepare but what "
+            "frozen layers make of them, with --tokens"
+        )
     try:
         with StepDisplay() as display:
             prepared = None
-            if config.data.unit == "image" or not tokens:  # texts are read as they are
+            if config.data.unit == "image":
                 prepared = prepare_data(config.data, display.report, said_with=_said_with(source))
             if tokens:
                 from pfedseq.runs.world import fill_tokens

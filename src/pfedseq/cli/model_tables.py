@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from pfedseq.measures import MEASURES
 from pfedseq.report.console import console, plain_table
-from pfedseq.serving.prediction import Answer, Prediction
+from pfedseq.serving.prediction import Prediction, WrittenAnswer
 
 if TYPE_CHECKING:
     from pfedseq.serving.evaluation import Evaluation
@@ -20,10 +20,10 @@ MOST_CLASSES = 30
 """Rows of a table of classes; --json has all of them."""
 
 
-def print_predictions(predictions: Sequence[Prediction | Answer]) -> None:
+def print_predictions(predictions: Sequence[Prediction | WrittenAnswer]) -> None:
     """One line per example: the most likely classes with their probabilities, or the answer."""
     for one in predictions:
-        if isinstance(one, Answer):
+        if isinstance(one, WrittenAnswer):
             written = f"{escape(one.prompt)}: [bold]{escape(one.text)}[/bold]"
             console.print(written, soft_wrap=True, highlight=False)
             continue

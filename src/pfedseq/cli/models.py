@@ -78,7 +78,7 @@ def predict(
     from pfedseq.cli.model_tables import print_predictions
     from pfedseq.report.progress import StepDisplay
     from pfedseq.serving.client_models import ClientModels
-    from pfedseq.serving.prediction import Answer, Prediction, answer_found, predict_found
+    from pfedseq.serving.prediction import Prediction, WrittenAnswer, answer_found, predict_found
     from pfedseq.workloads import find_kind
 
     load_plugins(plugin)
@@ -94,7 +94,7 @@ def predict(
         except InputError as missing:
             problems.append(missing)
     with StepDisplay() as display:
-        outcomes: Iterable[Prediction | Answer | InputError]
+        outcomes: Iterable[Prediction | WrittenAnswer | InputError]
         if how is None:
             outcomes = predict_found(model, named, top or 1, display.report)
         else:

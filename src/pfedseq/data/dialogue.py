@@ -23,7 +23,7 @@ ROWS = '{"prompt": …, "answer": …}, {"messages": [{"role": …, "content": �
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
-class Example(NamedTuple):
+class OwnedDialogue(NamedTuple):
     """One dialogue with its client, split and group; '' if unknown."""
 
     dialogue: Dialogue
@@ -53,7 +53,7 @@ def load_dialogues(config: DataConfig) -> DialogueSet:
     return dialogue_set(path.stem, found, config.split == "stratified")
 
 
-def dialogue_set(name: str, found: list[Example], hashed: bool = True) -> DialogueSet:
+def dialogue_set(name: str, found: list[OwnedDialogue], hashed: bool = True) -> DialogueSet:
     """Examples as a data set; they name clients if the first does."""
     has_owners, has_splits = bool(found[0].owner), any(example.split for example in found)
     for example in found:
@@ -76,16 +76,11 @@ def dialogue_set(name: str, found: list[Example], hashed: bool = True) -> Dialog
     )
 
 
-def read_file(path: Path) -> list[Dialogue]:
-    """All dialogues of one file."""
-    return [example.dialogue for example in _in_file(path, None)]
-
-
 def _written(dialogue: Dialogue) -> str:
     return json.dumps([*dialogue.turns, ("assistant", dialogue.answer)], ensure_ascii=False)
 
 
-def _in_folder(path: Path) -> Iterator[Example]:
+def _in_folder(path: Path) -> Iterator[OwnedDialogue]:
     """The files of every client, which is called as its file or its sub-folder."""
     for file in sorted(path.rglob("*")):
         inside = file.relative_to(path).parts
@@ -93,7 +88,7 @@ def _in_folder(path: Path) -> Iterator[Example]:
             yield from _in_file(file, file.stem if len(inside) == 1 else inside[0])
 
 
-def _in_file(path: Path, owner: str | None) -> Iterator[Example]:
+def _in_file(path: Path, owner: str | None) -> Iterator[OwnedDialogue]:
     """The rows of a .jsonl file, or the paragraphs of a text; `owner` goes before a row's own."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -104,7 +99,7 @@ def _in_file(path: Path, owner: str | None) -> Iterator[Example]:
             owner = path.stem
         for paragraph in _BLANK_LINES.split(text):
             if paragraph.strip():
-                yield Example(Dialogue((), paragraph.strip()), owner)
+                yield OwnedDialogue(Dialogue((), paragraph.strip()), owner)
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -123,7 +118,7 @@ def _row(line: str, path: Path, number: int) -> Mapping[str, Any]:
 
 def _of_row(
     row: Mapping[str, Any], path: Path, number: int, owner: str | None
-) -> Iterator[Example]:
+) -> Iterator[OwnedDialogue]:
     """One example, or of a conversation one for each thing that the assistant says."""
     where = f"line {number} of {path}"
     owner, split, group = (
@@ -137,12 +132,13 @@ def _of_row(
         if len(answers) > 1:
             group = group or f"{path}:{number}"
         for place in answers:
-            yield Example(Dialogue(turns[:place], turns[place].content), owner, split, group)
+            yield OwnedDialogue(Dialogue(turns[:place], turns[place].content), owner, split, group)
     elif "answer" in row and "prompt" in row:
         prompt, answer = (_said(row[key], f"the {key} in {where}") for key in ("prompt", "answer"))
-        yield Example(Dialogue((Turn("user", prompt),), answer), owner, split, group)
+        yield OwnedDialogue(Dialogue((Turn("user", prompt),), answer), owner, split, group)
     elif "text" in row:
-        yield Example(Dialogue((), _said(row["text"], f"the text in {where}")), owner, split, group)
+        text = _said(row["text"], f"the text in {where}")
+        yield OwnedDialogue(Dialogue((), text), owner, split, group)
     else:
         keys = ", ".join(row) or "none"
         raise InputError(f"{where} has the keys {keys}: each line is {ROWS}")

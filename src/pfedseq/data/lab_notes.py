@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedseq.data.dataset import Dialogue, DialogueSet, Turn
-from pfedseq.data.dialogue import Example, dialogue_set
+from pfedseq.data.dialogue import OwnedDialogue, dialogue_set
 from pfedseq.seeding import derive_seed
 
 Notation = Callable[[str, str], str]
@@ -40,7 +40,7 @@ def lab_notes() -> DialogueSet:
     for place, client in enumerate(NOTATIONS):
         own = order[place * NOTES_PER_CLIENT : (place + 1) * NOTES_PER_CLIENT]
         for name, value in (measured[number] for number in own.tolist()):
-            found.append(Example(note(name, value, NOTATIONS[client]), client))
+            found.append(OwnedDialogue(note(name, value, NOTATIONS[client]), client))
     return dialogue_set("lab_notes", found)
 
 

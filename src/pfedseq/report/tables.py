@@ -72,19 +72,24 @@ def _clients_table(
     table = plain_table()
     table.add_column("client", overflow="fold", max_width=WIDEST_NAME)
     table.add_column("train\n/val/test", justify="right", no_wrap=True, min_width=9)
-    table.add_column("classes", justify="right", no_wrap=True, min_width=7)
+    if class_names:  # dialogues have none
+        table.add_column("classes", justify="right", no_wrap=True, min_width=7)
     for name in class_names if every_class else ():
         table.add_column(escape(name), justify="right", no_wrap=True)
-    if not every_class:
+    if class_names and not every_class:
         table.add_column("most frequent classes", overflow="fold")
     for row in rows:
+        splits = f"{row.train}/{row.validation}/{row.test}"
+        if not class_names:
+            table.add_row(escape(row.name), splits)
+            continue
         counts = [int(number) for number in row.class_counts]
         frequent = sorted(range(len(counts)), key=lambda c: -counts[c])[:3]
         shown = [str(number or "·") for number in counts]
         listed = ", ".join(f"{class_names[c]} {counts[c]}" for c in frequent if counts[c])
         table.add_row(
             escape(row.name),
-            f"{row.train}/{row.validation}/{row.test}",
+            splits,
             str(row.num_classes),
             *(shown if every_class else [escape(listed)]),
         )

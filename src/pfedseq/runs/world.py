@@ -66,7 +66,12 @@ class World:
         others = pick_devices(config.engine.device)[1:]
         copies = tuple(workload.copy(data, examples, there) for there in others)
         sites = (workload.site(i, client, examples) for i, client in enumerate(data.clients))
-        notes = (*data.examples.notes, *remarks(data), *workload.notes)
+        notes = (
+            *data.examples.notes,
+            *remarks(data),
+            *workload.notes,
+            *workload.notes_of(examples),
+        )
         world = cls(config, data, workload, tuple(sites), notes, copies)
         if any(method.needs_auxiliary for method in methods):
             _ = world.auxiliary  # fail now rather than after other methods have run

@@ -75,7 +75,7 @@ def predict_found(
 
 
 @dataclass(frozen=True)
-class Answer:
+class WrittenAnswer:
     """What a language model writes in answer to a prompt."""
 
     prompt: str
@@ -88,13 +88,13 @@ class Answer:
 
 def answer_found(
     model: PersonalModel, found: Sequence[Found], how: Writing, report: Report = silent
-) -> Iterator[Answer | InputError]:
+) -> Iterator[WrittenAnswer | InputError]:
     """An answer to each prompt, or why there is none, in order."""
     writer = Writer(model, how)
     for done, (name, content) in enumerate(found, 1):
         try:
             raw = _read(content) if isinstance(content, Path) else content
-            yield Answer(name, writer.write(model.read((name, raw))))
+            yield WrittenAnswer(name, writer.write(model.read((name, raw))))
         except InputError as problem:
             yield problem
         report("writing", done, len(found))

@@ -119,6 +119,10 @@ class Workload(ABC):
         """What the user should know of the backbone."""
         return ()
 
+    def notes_of(self, examples: Examples) -> tuple[str, ...]:
+        """What the user should know of how `examples` are read."""
+        return ()
+
     @property
     def sketch_shape(self) -> tuple[int, ...]:
         """Shape of one example in `Task.sketches`."""

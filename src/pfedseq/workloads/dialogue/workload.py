@@ -17,6 +17,7 @@ from pfedseq.methods import find_method
 from pfedseq.model.auxiliary import AuxiliaryExamples
 from pfedseq.model.language_model import LanguageModel, check_reads_dialogues, load_language_model
 from pfedseq.model.task import Examples
+from pfedseq.words import count
 from pfedseq.workloads.dialogue.kind import DialogueKind
 from pfedseq.workloads.dialogue.reader import DialogueReader
 from pfedseq.workloads.dialogue.source import DialogueSource, with_tokens
@@ -84,6 +85,17 @@ class DialogueWorkload(Workload):
         section, store = self.config.model, self.config.data.store
         return with_tokens(
             source, dialogues, self.model.prefix, data.clients, section.tokens, store, report
+        )
+
+    def notes_of(self, examples: Examples) -> tuple[str, ...]:
+        """How many dialogues are not read as a whole."""
+        assert isinstance(examples, DialogueSource)
+        if not examples.cut:
+            return ()
+        are = "is" if examples.cut == 1 else "are"
+        return (
+            f"{count(examples.cut, 'dialogue')} {are} longer than data.max_tokens = "
+            f"{self.config.data.max_tokens}: the beginning of what precedes the answer is left out",
         )
 
     def copy(self, data: FederatedData, examples: Examples, device: torch.device) -> Copy:
