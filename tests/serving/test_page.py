@@ -122,9 +122,10 @@ def test_the_page_asks_for_the_token(served, photos, window):
 def test_the_interface_is_described_without_any_other_host(served, window, tmp_path):
     with running(make_service(served, Limits())) as address:
         window.open(f"{address}/docs")
-        window.wait("return document.querySelectorAll('article').length === 3")
+        window.wait("return document.querySelectorAll('article').length === 4")
         text = window.run("return document.body.innerText")
         window.screenshot(tmp_path / "docs.png")
     assert "POST /predict" in text
+    assert "GET /readyz" in text
     assert "A client's name, or its number from 0." in text
     assert f"{address}/predict?client=0" in text
