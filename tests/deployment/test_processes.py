@@ -67,11 +67,11 @@ class Deployment:
     def rounds(self):
         return len(RunFolder(self.out).records())
 
-    def wait(self, condition, seconds=600):
+    def wait(self, condition, seconds=600, pause=0.3):
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, (self.folder / "watch.log").read_text()
-            time.sleep(0.3)
+            time.sleep(pause)
 
     def process(self, role):
         (one,) = [one for one in self.loopback.started() if one.role == role]
@@ -179,11 +179,10 @@ def test_an_answer_that_comes_late_is_not_used_and_its_training_is_kept(deployed
 
     deployment = deployed(answer_seconds=25)
     watch = deployment.begin("run", deployment.config, "--out", deployment.out)
-    deployment.wait(lambda: deployment.rounds() >= 1)
-    heard = deployment.heard("site-0")
+    deployment.wait(lambda: deployment.heard("site-1", ": asked to train") >= 2, pause=0.005)
     site = deployment.process("site-1")
     site.suspend()
-    deployment.wait(lambda: deployment.heard("site-0") >= heard + 2)  # training, then testing
+    deployment.wait(lambda: deployment.heard("site-0", ": asked to evaluate") >= 2)
     site.resume()
     assert watch.wait(timeout=900) == 0, (tmp_path / "watch.log").read_text()
     records = RunFolder(deployment.out).records()
@@ -201,7 +200,7 @@ def test_a_site_that_does_not_answer_is_absent_and_returns(deployed):
     silent += silent[0].children(recursive=True)
     for one in silent:
         one.suspend()
-    deployment.wait(lambda: deployment.rounds() >= 2)
+    deployment.wait(lambda: deployment.rounds() >= 3)  # it may have answered round 2 already
     for one in silent:
         if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
             one.resume()
