@@ -15,12 +15,12 @@ from transformers import AutoTokenizer, PreTrainedModel
 from pfedseq.data.dataset import Dialogue
 from pfedseq.errors import InputError
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.adapters import Places
 from pfedseq.model.encoders import find_family
 from pfedseq.model.encoders.encoder import Stacked, Towers
 from pfedseq.model.encoders.family import Family
 from pfedseq.model.encoders.loading import load_weights, quiet_transformers, read_config
 from pfedseq.model.encoders.parts import DialoguePart, joined
+from pfedseq.model.encoders.token_model import TokenModel
 from pfedseq.model.encoders.vit.timm_weights import UNREADABLE, reason
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.readout import PADDING, FrozenHead
@@ -39,7 +39,7 @@ class Encoded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LanguageModel:
+class LanguageModel(TokenModel):
     """A frozen causal model and its tokenizer; implements `encoder.Encoder`."""
 
     model: PreTrainedModel
@@ -53,31 +53,6 @@ class LanguageModel:
     def place(self) -> Path:
         """The folder that it was loaded from; none such for a hub id."""
         return DEMO_FOLDER if self.name == DEMO else Path(self.name)
-
-    @property
-    def config(self) -> Any:
-        """transformers' config of the model."""
-        return self.model.config
-
-    @property
-    def places(self) -> Places:
-        """Where adapters go."""
-        return self.family.places
-
-    @property
-    def feature_dim(self) -> int:
-        """F, the length of a token's feature."""
-        return self.family.feature_dim(self.config)
-
-    @property
-    def num_layers(self) -> int:
-        """K, the number of layers."""
-        return self.family.depth(self.config)
-
-    @property
-    def most_tokens(self) -> int:
-        """How much of a dialogue it reads."""
-        return self.family.positions(self.config)
 
     @property
     def tunes_head(self) -> bool:
@@ -94,14 +69,6 @@ class LanguageModel:
     def has_classifier(self) -> bool:
         """It has none."""
         return False
-
-    def published_name(self, name: str) -> str:
-        """The name that a tower's parameter has in the model that others load."""
-        return self.family.published_name(name)
-
-    def check(self, adapter: AdapterConfig) -> None:
-        """Refuse targets that the blocks do not have."""
-        self.family.check(adapter, self.name)
 
     def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
         """The model in two towers, cut below layer `first`."""

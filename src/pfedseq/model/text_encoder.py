@@ -17,7 +17,6 @@ from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedModel
 
 from pfedseq.errors import InputError
 from pfedseq.model.adapter_config import AdapterConfig
-from pfedseq.model.adapters import Places
 from pfedseq.model.encoders import find_family
 from pfedseq.model.encoders.encoder import Stacked, Towers
 from pfedseq.model.encoders.family import Family
@@ -28,6 +27,7 @@ from pfedseq.model.encoders.loading import (
     read_config,
 )
 from pfedseq.model.encoders.parts import Part, Pooling, TextPart, joined, pooled
+from pfedseq.model.encoders.token_model import TokenModel
 from pfedseq.model.encoders.vit.timm_weights import UNREADABLE, reason
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.readout import TunedHead
@@ -50,7 +50,7 @@ Tokenise = Callable[[Sequence[str], int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class TextEncoder:
+class TextEncoder(TokenModel):
     """A frozen transformer for texts and its tokens; implements `encoder.Encoder`."""
 
     model: PreTrainedModel
@@ -66,31 +66,6 @@ class TextEncoder:
     """transformers' own; None for random weights, which have no vocabulary."""
 
     @property
-    def config(self) -> Any:
-        """transformers' config of the model."""
-        return self.model.config
-
-    @property
-    def places(self) -> Places:
-        """Where adapters go."""
-        return self.family.places
-
-    @property
-    def feature_dim(self) -> int:
-        """F, the length of a feature."""
-        return self.family.feature_dim(self.config)
-
-    @property
-    def num_layers(self) -> int:
-        """K, the number of layers."""
-        return self.family.depth(self.config)
-
-    @property
-    def most_tokens(self) -> int:
-        """How much of a text it reads."""
-        return self.family.positions(self.config)
-
-    @property
     def tunes_head(self) -> bool:
         """Whether clients tune a head: they do."""
         return True
@@ -103,14 +78,6 @@ class TextEncoder:
     def has_classifier(self) -> bool:
         """Whether transformers has a class with such a head."""
         return self.family.has_classifier
-
-    def published_name(self, name: str) -> str:
-        """The name that a tower's parameter has in the model that `AutoModel` loads."""
-        return self.family.published_name(name)
-
-    def check(self, adapter: AdapterConfig) -> None:
-        """Refuse targets that the blocks do not have."""
-        self.family.check(adapter, self.name)
 
     def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
         """The encoder in two towers, cut below layer `first`."""
