@@ -35,6 +35,14 @@ def test_perplexity_is_exp_of_the_mean_loss_over_tokens_not_over_parts():
     assert found.counts is None, "how often a token was taken for which would tell the text"
 
 
+def test_the_likeliest_token_is_the_prediction():
+    """Three of four tokens have the highest logit; the fourth has the lowest."""
+    tokens = torch.tensor([0, 3, 2, 1])
+    logits = torch.zeros(4, 5)
+    logits[range(4), tokens] = torch.tensor([2.0, 1.0, 3.0, -1.0])
+    assert scored(logits, tokens)["token_accuracy"] == 0.75
+
+
 def test_classes_have_no_perplexity():
     assert {"perplexity", "token_accuracy"}.isdisjoint(score(*drawn(9, 0), EVERY).values)
 
