@@ -99,7 +99,7 @@ def test_folders_and_patterns_stand_for_their_images(photos, tmp_path):
     )
     with pytest.raises(InputError, match=r"there is no image .*nothing\.png"):
         find_images([str(tmp_path / "nothing.png")])
-    with pytest.raises(InputError, match="has no images in it"):
+    with pytest.raises(InputError, match="contains no images"):
         find_images([str(tmp_path)])
 
 
