@@ -121,7 +121,7 @@ def test_only_what_was_started_is_stopped():
 def test_a_server_that_died_without_a_word_is_noticed(tmp_path):
     process, started = sleeping()
     status = StatusFile(tmp_path)
-    status.write("running", "round 1 has begun", pid=started.pid, created=started.created)
+    status.write("running", "round 1 has started", pid=started.pid, created=started.created)
     assert ended(status.read()) is None
     process.kill()
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:

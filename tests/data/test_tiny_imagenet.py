@@ -106,7 +106,7 @@ def test_broken_copies_are_one_sentence_and_leave_nothing(sample, tmp_path):
         ),
         (
             copy_zip(sample, tmp_path / "8.zip", change={"../../x.JPEG": b"x"}),
-            "is outside the data folder it",
+            "points outside the archive",
         ),
         (truncated(sample, tmp_path / "9.zip"), "is not a complete zip archive"),
     ]

@@ -34,7 +34,9 @@ class Writer:
     def __init__(self, personal: PersonalModel, how: Writing) -> None:
         encoder = personal.model.encoder
         if not isinstance(encoder, LanguageModel):
-            raise InputError(f"backbone {encoder.name!r} is no language model: it writes nothing")
+            raise InputError(
+                f"backbone {encoder.name!r} is not a language model: it cannot write answers"
+            )
         self.encoder, self.how = encoder, how
         self._model: Any = merged_encoder(personal, encoder.model).to(personal.model.device)
 
