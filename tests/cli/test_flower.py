@@ -206,7 +206,7 @@ def test_the_audit_log_is_shown_whole_or_for_one_site(tmp_path):
     ]
     assert len(call("log", tmp_path, "--site", "clinic-b").stdout.splitlines()) == 1
     missing = call("log", tmp_path / "none")
-    assert "no federation's run has begun there" in str(missing.exception)
+    assert "no federated run has started there" in str(missing.exception)
 
 
 def test_a_federation_of_another_size_is_not_mixed_up(tmp_path):

@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_a_sentence(theirs, config, command, tmp_path):
     (tmp_path / "there.toml").write_text("")
     new = tmp_path / "new.toml"
     for arguments, sentence in [
-        ((headless, config, "--to", new, "--head"), "has no head: leave out --head"),
+        ((headless, config, "--to", new, "--head"), "has no head: remove --head"),
         ((tmp_path, config, "--to", new), "is not a PEFT adapter"),
         ((theirs, config, "--to", tmp_path / "there.toml"), "already exists"),
         ((theirs, tmp_path / "no.toml", "--to", new), "there is no config file"),

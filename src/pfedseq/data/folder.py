@@ -28,10 +28,12 @@ def open_folder(location: Location, layout: str, advice: str | None = None) -> S
         folders = PurePosixPath(name).parts[:-1]
         if len(folders) != len(levels):
             needs = (
-                f"data.layout = {layout!r} needs {len(levels)}" if advice is None else "not in one"
+                f"data.layout = {layout!r} needs {len(levels)}"
+                if advice is None
+                else "one is expected"
             )
             raise InputError(
-                f"{name} in {path} lies in {count(len(folders), 'folder')}, but {needs}: "
+                f"{name} in {path} is in {count(len(folders), 'folder')}, but {needs}: "
                 f"{advice or 'change data.layout, or move the file'}"
             )
         found.append((name, dict(zip(levels, folders, strict=True))))

@@ -39,7 +39,7 @@ def find_file(name: str, filename: str) -> str:
     except OSError as error:
         remedy = "" if local else f"; if the hub cannot be reached, {REMEDY}"
         raise InputError(
-            f"cannot read {filename} of backbone {name!r}: {reason(error)}{remedy}"
+            f"cannot read {filename} of backbone {name!r}: {reason(error).rstrip('.')}{remedy}"
         ) from error
     if path is None:
         raise InputError(f"backbone folder {name!r} has no {filename}")
