@@ -93,7 +93,7 @@ def method_page(name: str) -> str:
         f"Source: `src/{module.__name__.replace('.', '/')}.py`\n",
     ]
     if own:
-        parts += [f"## Options of its own\n\nIn `[methods.{name}]`:\n", _option_table(own)]
+        parts += [f"## Options\n\nIn `[methods.{name}]`:\n", _option_table(own)]
     parts += [
         f"## Options of local training\n\nFrom `[training]` unless `[methods.{name}]` sets them:\n",
         _option_table(shared),

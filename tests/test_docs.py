@@ -45,6 +45,8 @@ def test_defaults_and_ranges_are_those_of_the_models():
         "1",
         "number, > 0, ≤ 1",
     )
+    learner = {option.key: option for option in options(find_section("methods.pfedseq"))}
+    assert learner["row_share"].allowed == 'number, > 0, ≤ 1 or "auto"'
     assert found["aggregation"].allowed.startswith('"mean", "median"')
     assert found["gone_after"].default == ""
     targets = {option.key: option for option in options(find_section("adapter"))}["targets"]

@@ -121,7 +121,7 @@ def test_only_what_was_started_is_stopped():
 def test_a_server_that_died_without_a_word_is_noticed(tmp_path):
     process, started = sleeping()
     status = StatusFile(tmp_path)
-    status.write("running", "round 1 has begun", pid=started.pid, created=started.created)
+    status.write("running", "round 1 has started", pid=started.pid, created=started.created)
     assert ended(status.read()) is None
     process.kill()
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
@@ -206,7 +206,7 @@ def test_the_audit_log_is_shown_whole_or_for_one_site(tmp_path):
     ]
     assert len(call("log", tmp_path, "--site", "clinic-b").stdout.splitlines()) == 1
     missing = call("log", tmp_path / "none")
-    assert "no federation's run has begun there" in str(missing.exception)
+    assert "no federated run has started there" in str(missing.exception)
 
 
 def test_a_federation_of_another_size_is_not_mixed_up(tmp_path):

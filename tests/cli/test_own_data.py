@@ -173,7 +173,7 @@ def test_a_bare_weights_file_is_spoken_of_and_written_out(command, place):
     once = ("--method", "local", "--rounds", 1)
     code, _, err = command("run", config, *once, "--out", place / "a")
     assert code == 0
-    assert "note: nothing says how inputs of" in err
+    assert "note: the input normalisation of" in err
     assert "model.mean = 'imagenet'" in err
     from pfedseq.config import load_config
 

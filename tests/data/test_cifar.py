@@ -54,7 +54,7 @@ def test_the_parquet_sample_is_read_and_called_a_part(shared_data):
     assert not source.is_test[:10_000].any()  # training first: the order PFLlib merges
     assert source.class_names[:3] == ("apple", "aquarium_fish", "baby")
     assert len(set(source.class_names)) == 100
-    assert source.notes == ("a part of cifar100: 12,000 of 60,000 images",)
+    assert source.notes == ("only part of cifar100: 12,000 of 60,000 images",)
     assert sum(block.size for block in source.blocks) == 12_000
     table = pq.read_table(shared_data / "cifar100/test-00000-of-00001.parquet")
     where, content = list(source.blocks[-1].read())[-1]
@@ -111,20 +111,20 @@ def test_broken_archives_are_one_sentence(shared_data, tmp_path):
         with pytest.raises(InputError, match=sentence):
             open_cifar("cifar100", locate(str(path)))
 
-    with pytest.raises(InputError, match="is not a whole CIFAR archive"):
+    with pytest.raises(InputError, match="is not a complete CIFAR archive"):
         open_cifar("cifar100", locate(str(truncated(whole, tmp_path / "cut.tar.gz"))))
-    refusal({"train": good["train"]}, "has no test in it")
+    refusal({"train": good["train"]}, "does not contain test")
     refusal({**good, "train": b"no pickle"}, r"train in .* is not a readable pickle")
     refusal(
         {**good, "train": {"data": good["train"]["data"]}},
         "not have a label .fine_labels",
     )
-    refusal({**good, "train": [1, 2]}, "has no images in it")
-    refusal({**good, "../../train": b""}, "leads out of it: refused")
+    refusal({**good, "train": [1, 2]}, "contains no images")
+    refusal({**good, "../../train": b""}, "points outside the archive")
     wrong = {"data": pixels[:2], "fine_labels": [3, 100]}
     refusal({**good, "test": wrong}, r"image 1 of test in .* has the label 100, which is not betw")
     evil = b"cposix\nsystem\n(S'touch " + str(tmp_path / "marker").encode() + b"'\ntR."
-    refusal({**good, "test": evil}, r"is refused: it holds a reference to posix\.system")
+    refusal({**good, "test": evil}, r"is refused: it contains a reference to posix\.system")
     assert not (tmp_path / "marker").exists()
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="neither parquet files nor CIFAR's train"):
@@ -137,7 +137,7 @@ def test_broken_parquet_is_one_sentence(shared_data, tmp_path):
     folder.mkdir()
     broken = folder / "test-00000-of-00001.parquet"
     truncated(original, broken)
-    with pytest.raises(InputError, match="is not a whole parquet file"):
+    with pytest.raises(InputError, match="is not a complete parquet file"):
         open_cifar("cifar100", locate(str(folder)))
     table = pq.read_table(original)
     labels = table["fine_label"].to_numpy().copy()

@@ -99,7 +99,7 @@ def test_a_stack_of_pages_is_told():
     ("content", "why"),
     [
         (b"", "the file is empty"),
-        (b"not an image", "its content is of no image format that Pillow knows"),
+        (b"not an image", "Pillow does not recognise its image format"),
         (png()[:60], None),
         (encoded(RAMP.astype(np.uint8))[:30], None),
     ],

@@ -100,15 +100,15 @@ def test_clients_are_split_and_copies_stay_together(tmp_path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("[1]", "is no JSON object"),
+        ("[1]", "is not a JSON object"),
         ("{", "is not JSON"),
         ('{"question": "x"}', r"has the keys question: each line is \{\"prompt\""),
-        ('{"prompt": "x", "answer": " "}', "the answer in line 2 .* not empty, not ' '"),
+        ('{"prompt": "x", "answer": " "}', "the answer in line 2 .* non-empty text, not ' '"),
         ('{"prompt": 3, "answer": "x"}', "the prompt in line 2 .* not 3"),
         ('{"text": null}', "the text in line 2"),
-        ('{"messages": "x"}', "are no list of objects"),
+        ('{"messages": "x"}', "are not a list of objects"),
         ('{"messages": [{"role": "me", "content": "x"}]}', "the role 'me': it must be one of"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "the assistant answers nothing"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "the assistant never answers"),
     ],
 )
 def test_rows_that_are_no_dialogue_are_refused_by_their_line(tmp_path, row, said):
@@ -122,7 +122,7 @@ def test_rows_that_are_no_dialogue_are_refused_by_their_line(tmp_path, row, said
 def test_sources_without_dialogues_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"neither a \.jsonl file nor a folder"):
         load(tmp_path / "none")
-    with pytest.raises(InputError, match="there are no dialogues in"):
+    with pytest.raises(InputError, match="contains no dialogues"):
         load(tmp_path)
     with pytest.raises(InputError, match="some rows of all name a `client`"):
         load(write(tmp_path / "all.jsonl", {"text": "a", "client": "x"}, {"text": "b"}))

@@ -128,12 +128,12 @@ def test_bad_sections_are_refused_in_one_sentence():
         load_data(DataConfig(num_clients=1000), seed=0)
     with pytest.raises(InputError, match="digits does not name the owners of its images"):
         load_data(DataConfig(partition="owners"), seed=0)
-    with pytest.raises(InputError, match="no test images of its own"):
+    with pytest.raises(InputError, match="no test images to keep"):
         load_data(DataConfig(keep_test_split=True), seed=0)
     with pytest.raises(InputError, match=r"seed is -1"):
         load_data(DataConfig(), seed=-1)
     for wrong, sentence in [
-        ({"name": "cifar100", "scanners": True}, "made for digits"),
+        ({"name": "cifar100", "scanners": True}, "only apply to digits"),
         ({"split_owners": 2}, "needs partition = 'owners'"),
         ({"name": "folder"}, "needs source"),
         ({"name": "folder", "source": "x", "layout": "domain/class"}, "unknown level 'domain'"),

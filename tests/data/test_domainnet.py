@@ -86,14 +86,17 @@ def test_without_lists_there_is_no_split_to_keep(tmp_path):
     config = DataConfig(
         name="domainnet", source=str(folder), image_size=8, store=tmp_path / "store"
     )
-    with pytest.raises(InputError, match="no test images of its own to keep"):
+    with pytest.raises(InputError, match="no test images to keep"):
         load_data(config, seed=0)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda p: (np.append(p[0], "../../etc/passwd"), np.append(p[1], "bird")), "leads out of"),
+        (
+            lambda p: (np.append(p[0], "../../etc/passwd"), np.append(p[1], "bird")),
+            "is outside the data folder",
+        ),
         (
             lambda p: (np.append(p[0], "DomainNet/real/bird/no.jpg"), np.append(p[1], "bird")),
             r"lists DomainNet/real/bird/no\.jpg, which is not in",
@@ -104,7 +107,7 @@ def test_without_lists_there_is_no_split_to_keep(tmp_path):
             lambda p: (np.array(["a/sketch/bird/x.jpg"]), np.array(["bird"])),
             "which is not an image of real",
         ),
-        (lambda p: {"paths": print}, r"is refused: it holds a reference to builtins\.print"),
+        (lambda p: {"paths": print}, r"is refused: it contains a reference to builtins\.print"),
         (lambda p: 5, "is not a pair"),
     ],
     ids=["outside", "missing", "label", "length", "domain", "code", "number"],

@@ -63,10 +63,10 @@ def test_a_users_own_images_become_clients(tmp_path):
 
 def test_files_at_another_depth_and_empty_folders_are_refused(tmp_path):
     folder = write_images(tmp_path / "in", ["a/1.png", "b/2.png", "stray.png"])
-    with pytest.raises(InputError, match=r"stray\.png .* lies in no folders, but data\.layout"):
+    with pytest.raises(InputError, match=r"stray\.png .* is in no folders, but data\.layout"):
         open_folder(locate(str(folder)), "class")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="has no images in it"):
+    with pytest.raises(InputError, match="contains no images"):
         open_folder(locate(str(tmp_path / "empty")), "class")
 
 
@@ -110,7 +110,7 @@ def test_what_is_passed_over_is_counted_and_named(tmp_path, monkeypatch):
         monkeypatch.setattr(f"pfedseq.data.{module}.IMAGE_SUFFIXES", frozenset({".png"}))
     with pytest.raises(
         InputError,
-        match=r"has no images in it \(skipped 1 file: \.heic \(1\); `pip install 'pfedseq\[heic",
+        match=r"contains no images \(skipped 1 file: \.heic \(1\); `pip install 'pfedseq\[heic",
     ):
         open_folder(locate(str(tmp_path / "phones")), "class")
 

@@ -138,10 +138,10 @@ def test_strange_tables_are_one_sentence(tmp_path):
     pq.write_table(pa.table(empty), tmp_path / "train-0.parquet")
     missing, there = contents(source_of_table("x", read_table(tmp_path)))
     assert "image 0 of row group 0" in str(missing)
-    assert "has no image bytes" in str(missing)
+    assert "contains no image bytes" in str(missing)
     assert there == png()
     (tmp_path / "none").mkdir()
-    with pytest.raises(InputError, match="has no parquet files"):
+    with pytest.raises(InputError, match="contains no parquet files"):
         read_table(tmp_path / "none")
 
 

@@ -185,7 +185,7 @@ def test_all_unreadable_images_are_named_at_once_or_left_out_and_recorded(tmp_pa
     with pytest.raises(InputError) as caught:
         write_store(source, tmp_path / "toy", 8, ORIGIN)
     first, *listed = str(caught.value).splitlines()
-    assert first.startswith("3 of 20 images cannot be read: repair or delete them, or leave them o")
+    assert first.startswith("3 of 20 images cannot be read: repair or delete them, or skip them ")
     assert "--skip-unreadable" in first
     assert [line.split(" is not")[0] for line in listed] == ["  image 1", "  image 7", "  image 19"]
     assert left_over(tmp_path) == []

@@ -51,5 +51,5 @@ def test_broken_copies_are_one_sentence(sample, tmp_path):
     wrong = copy_zip(
         sample, tmp_path / "2.zip", change=strange, keep=lambda n: n.endswith("01.jpg")
     )
-    with pytest.raises(InputError, match="is of the class 'cat', unknown in PACS"):
+    with pytest.raises(InputError, match="has the class 'cat', which PACS does not have"):
         open_pacs(locate(str(wrong)))

@@ -100,7 +100,7 @@ def test_a_prepared_data_set_needs_no_source(shared_data, tmp_path):
     ):
         load_data(bare, 0)
     made = prepare_data(bare.model_copy(update={"source": str(shared_data / "cifar10")}))
-    assert made.notes == ("a part of cifar10: 2,000 of 60,000 images",)
+    assert made.notes == ("only part of cifar10: 2,000 of 60,000 images",)
     assert len(load_data(bare, 0).examples.labels) == 2_000
     shutil.copytree(shared_data / "cifar10", tmp_path / "copy")
     prepare_data(bare.model_copy(update={"source": str(tmp_path / "copy")}))
@@ -117,7 +117,7 @@ def test_the_store_follows_the_environment(monkeypatch, tmp_path, config):
 
 
 def test_what_cannot_be_prepared_says_why(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="digits need no preparing"):
+    with pytest.raises(InputError, match="digits need no preparation"):
         prepare_data(DataConfig())
     with pytest.raises(InputError, match="omniglot cannot be downloaded: give its location"):
         prepare_data(DataConfig(name="omniglot"))
@@ -142,7 +142,7 @@ def test_a_source_without_images_is_refused(tmp_path):
     (tmp_path / "val/val_annotations.txt").write_text("")
     (tmp_path / "wnids.txt").write_text("\n".join(f"n{number}" for number in range(200)))
     empty = DataConfig(name="tiny_imagenet", source=str(tmp_path), store=tmp_path / "store")
-    with pytest.raises(InputError, match="has no images of tiny_imagenet in it"):
+    with pytest.raises(InputError, match="contains no images of tiny_imagenet"):
         prepare_data(empty)
 
 

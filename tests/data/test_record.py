@@ -60,6 +60,6 @@ def test_clients_of_one_class_and_classes_without_images_are_remarked(skewed):
     names = "00, 01, 02, 03, 04 and 5 more"
     assert remarks(one) == (f"the clients {names} have images of one class only",)
     labels = np.where(skewed.examples.labels == 3, 4, skewed.examples.labels)
-    assert "there are no images of the class 3" in remarks(
+    assert "no client has images of the class 3" in remarks(
         replace(skewed, examples=replace(skewed.examples, labels=labels))
     )

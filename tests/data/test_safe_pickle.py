@@ -110,7 +110,7 @@ def test_anything_else_is_refused_by_name_and_not_run(thing, name, protocol, tmp
     if isinstance(thing, Calls):
         function, arguments = thing.call
         thing = Calls(function, *(a.format(marker=marker) for a in arguments))
-    with pytest.raises(InputError, match=rf"list\.pkl is refused: it holds .*({name})"):
+    with pytest.raises(InputError, match=rf"list\.pkl is refused: it contains .*({name})"):
         read_pickle(pickle.dumps([thing], protocol), "list.pkl")
     assert not marker.exists()
 

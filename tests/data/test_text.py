@@ -63,7 +63,7 @@ def test_a_folder(tmp_path):
     assert texts.texts == ("Ünwell", "fine")
     assert texts.labels.tolist() == texts.owners.tolist() == [0, 1]
     assert config(tmp_path, layout="class").partition == "dirichlet"
-    with pytest.raises(InputError, match=r"1\.txt lies 2 deep .* 'class' needs 1"):
+    with pytest.raises(InputError, match=r"1\.txt is 2 folders deep .* 'class' needs 1"):
         load_texts(config(tmp_path, layout="class"))
 
 
@@ -102,7 +102,7 @@ def test_other_troubles(tmp_path):
     write(tmp_path / "texts" / "good" / "1.txt", " \n")
     with pytest.raises(InputError, match="is empty"):
         load_texts(config(tmp_path / "texts"))
-    with pytest.raises(InputError, match="no preparing"):
+    with pytest.raises(InputError, match="no preparation"):
         prepare_data(config(tmp_path / "nowhere.csv"))
 
 

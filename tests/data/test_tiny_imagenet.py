@@ -28,7 +28,7 @@ def test_the_sample_is_read_in_the_order_of_names(sample):
     assert source.is_test.tolist() == [False] * 1_600 + [True] * 400
     assert list(source.class_names) == sorted(source.class_names)
     assert source.labels[:1_600].tolist() == sorted(source.labels[:1_600])
-    assert source.notes == ("a part of tiny_imagenet: 2,000 of 110,000 images",)
+    assert source.notes == ("only part of tiny_imagenet: 2,000 of 110,000 images",)
     with zipfile.ZipFile(sample) as archive:
         lines = archive.read(f"{ROOT}val/val_annotations.txt").decode().splitlines()
         annotated = dict(line.split("\t")[:2] for line in lines)
@@ -74,8 +74,14 @@ def test_broken_copies_are_one_sentence_and_leave_nothing(sample, tmp_path):
     )
     assert len(open_tiny_imagenet(locate(str(sample))).labels) == 4
     copies = [
-        (copy_zip(sample, tmp_path / "1.zip", change={annotations: None}), "has no .*annotations"),
-        (copy_zip(sample, tmp_path / "2.zip", change={f"{ROOT}wnids.txt": None}), "no .*wnids.txt"),
+        (
+            copy_zip(sample, tmp_path / "1.zip", change={annotations: None}),
+            "does not contain .*annotations",
+        ),
+        (
+            copy_zip(sample, tmp_path / "2.zip", change={f"{ROOT}wnids.txt": None}),
+            "does not contain .*wnids.txt",
+        ),
         (
             copy_zip(
                 sample, tmp_path / "3.zip", change={annotations: notes.replace(b"n03444034", b"n1")}
@@ -98,8 +104,11 @@ def test_broken_copies_are_one_sentence_and_leave_nothing(sample, tmp_path):
             copy_zip(sample, tmp_path / "7.zip", change={image: b"\xff\xd8 broken"}),
             f"{image} in .* is not a readable image",
         ),
-        (copy_zip(sample, tmp_path / "8.zip", change={"../../x.JPEG": b"x"}), "leads out of it"),
-        (truncated(sample, tmp_path / "9.zip"), "is not a whole zip archive"),
+        (
+            copy_zip(sample, tmp_path / "8.zip", change={"../../x.JPEG": b"x"}),
+            "points outside the archive",
+        ),
+        (truncated(sample, tmp_path / "9.zip"), "is not a complete zip archive"),
     ]
     for copy, sentence in copies:
         config = DataConfig(

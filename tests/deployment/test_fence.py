@@ -31,12 +31,12 @@ def test_the_config_lets_the_fleet_through_alone(tmp_path):
 
 
 def test_what_is_missing_is_said(tmp_path):
-    with pytest.raises(InputError, match=r"holds no ca\.crt"):
+    with pytest.raises(InputError, match=r"has no ca\.crt"):
         write_proxy(tmp_path / "proxy", tmp_path, "0.0.0.0:1", "127.0.0.1:2")
     make_certificates(tmp_path, ["127.0.0.1"], [])
     with pytest.raises(InputError, match="must be HOST:PORT"):
         write_proxy(tmp_path / "proxy", tmp_path, "everywhere", "127.0.0.1:2")
-    with pytest.raises(InputError, match="no path with blanks"):
+    with pytest.raises(InputError, match="not accept paths with blanks"):
         write_proxy(tmp_path / "my proxy", tmp_path, "0.0.0.0:1", "127.0.0.1:2")
 
 

@@ -28,7 +28,7 @@ CONFIG = {
 def test_a_stamp_names_a_version_and_a_checksum():
     assert read_stamp(stamp((3, 1), "ab12")) == ((3, 1), "ab12")
     for other in ("", "3:ab", "3-1", "3-1:", "../3-1:ab", "3-1:a/b"):
-        with pytest.raises(InputError, match="names no version"):
+        with pytest.raises(InputError, match="is not the version"):
             read_stamp(other)
 
 
@@ -112,7 +112,7 @@ def test_a_site_without_its_memory_is_refused_until_the_operator_accepts_it(tmp_
         manifest = json.loads((slot / "manifest.json").read_text())
         if manifest["round"] > 2:
             (slot / "manifest.json").unlink()
-    with pytest.raises(InputError, match="which is no site of this run"):
+    with pytest.raises(InputError, match="which is not a site of this run"):
         serve(InProcessGrid(sites), out, None, told.append, pause=0.0, accept=["z"])
     serve(InProcessGrid(sites), out, None, told.append, pause=0.0, accept=["1"])
     assert RunFolder(out).records()[-1].absent == ()

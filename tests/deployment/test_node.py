@@ -170,7 +170,7 @@ def test_keys_are_read_and_others_refused(tmp_path):
     made = make_certificates(tmp_path, ["127.0.0.1"], ["clinic-a"])
     private, public = read_key(made.node_key("clinic-a"))
     assert private.public_key() == public
-    with pytest.raises(InputError, match="no private key"):
+    with pytest.raises(InputError, match="not a private key"):
         read_key(made.authority)
 
 

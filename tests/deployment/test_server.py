@@ -131,7 +131,7 @@ def test_a_server_that_was_killed_goes_on_and_ends_with_the_same_bits(config, tm
 
     with pytest.raises(Killed):
         serve_here(sites, out, config, grid=Dying(sites))
-    assert {"waiting for the sites", "round 1 has begun"} < shown
+    assert {"waiting for the sites", "round 1 has started"} < shown
     assert StatusFile(out).read()["state"] == "failed"
     serve_here(sites, out, None)
     assert without_seconds(out) == without_seconds(in_process)
@@ -159,7 +159,7 @@ def test_a_site_that_comes_later_is_let_in_written_down_and_found_again(tmp_path
 
     with pytest.raises(Killed):
         serve_here(None, out, tmp_path / "run.toml", told, Dying(sites[:2]))
-    assert "site 2 has come" in told
+    assert "site 2 has joined" in told
     record = RunFolder(out).read_data()
     assert [(s["name"], s.get("joined")) for s in record["clients"]] == [
         ("0", None),
@@ -196,13 +196,13 @@ def test_who_is_let_in_later(classes, options, sentence):
     if sentence is None:
         check_newcomer(guest(classes), config, ("x", "y"))
         return
-    with pytest.raises(InputError, match=f"site c was not there when the run began.*{sentence}"):
+    with pytest.raises(InputError, match=f"site c was not part of the run.*{sentence}"):
         check_newcomer(guest(classes), config, ("x", "y"))
 
 
 def test_simulated_comings_and_goings_are_not_for_real_sites(config, tmp_path):
     config.write_text(dump_config(load_config(config, ["federation.late_clients=0.5"])))
-    with pytest.raises(InputError, match="real sites come when they come"):
+    with pytest.raises(InputError, match="real sites may join at any time"):
         serve_here([], tmp_path / "out", config)
 
 
@@ -308,7 +308,7 @@ def test_another_pfedseq_is_refused(monkeypatch):
     monkeypatch.setattr("pfedseq.deployment.server.version", lambda name: {"pfedseq": "1"}[name])
     check_equipment([guest("xy")], "weights")
     newer = replace(guest("xy"), card=Card("c", "folder", "weights", "2"))
-    with pytest.raises(InputError, match="site c runs pfedseq 2 and the server 1"):
+    with pytest.raises(InputError, match="site c runs pfedseq 2, but the server runs 1"):
         check_equipment([guest("xy"), newer], "weights")
 
 
@@ -376,7 +376,7 @@ def test_a_site_with_another_backbone_is_refused(config, tmp_path):
     sites = digits_sites(tmp_path)
     other = {"partition-id": 1, "state": str(tmp_path / "x"), "backbone": "random:demo"}
     sites[1] = ConfiguredSite(other, 8)
-    with pytest.raises(InputError, match="site 1 has other backbone weights"):
+    with pytest.raises(InputError, match="site 1 has different backbone weights"):
         serve_here(sites, tmp_path / "out", config)
 
 
@@ -413,6 +413,6 @@ def test_a_partition_that_is_not_there(config, tmp_path):
 
 
 def test_nothing_to_go_on_with(tmp_path):
-    with pytest.raises(InputError, match="holds no run to continue"):
+    with pytest.raises(InputError, match="has no run to continue"):
         serve(InProcessGrid([]), tmp_path / "out", None, print)
     assert load_config("demo").flower.classes == "same"

@@ -58,7 +58,7 @@ def test_a_sites_own_section_may_split_otherwise_but_not_change_the_size(tmp_pat
     for damaged in ("", "[data"):
         section.write_text(damaged)
         with pytest.raises(
-            InputError, match=r"site clinic: .*data\.toml holds no \[data\] section"
+            InputError, match=r"site clinic: .*data\.toml has no valid \[data\] section"
         ):
             own_data(site(data=section), RUN.data)
 

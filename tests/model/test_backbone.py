@@ -215,7 +215,7 @@ def test_folder_gives_its_own_normalisation(tmp_path: Path, reference: ViTModel)
         (lambda t: t | {"embeddings.extra": torch.ones(1)}, r"unexpected embeddings\.extra"),
         (
             lambda t: t | {"embeddings.cls_token": torch.ones(1, 1, 7)},
-            r"says: embeddings\.cls_token \(1, 1, 7\)",
+            r"config: embeddings\.cls_token \(1, 1, 7\)",
         ),
     ],
 )
@@ -259,7 +259,7 @@ def test_folder_in_timms_format(tmp_path: Path) -> None:
 def test_unreachable_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("transformers.utils.hub.is_offline_mode", lambda: True)
-    with pytest.raises(InputError, match=r"'nobody/no-such-vit' has no config\.json that can be"):
+    with pytest.raises(InputError, match=r"config\.json of backbone 'nobody/no-such-vit'"):
         load_backbone("nobody/no-such-vit")
 
 

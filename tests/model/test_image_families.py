@@ -261,7 +261,9 @@ def test_nested_processors_are_read(tmp_path):
 @pytest.mark.parametrize("model_type", ["swin", "convnext", "resnet"])
 def test_unequal_blocks_are_refused(model_type, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    with pytest.raises(InputError, match="adapters need equal blocks; for images there are ViT, D"):
+    with pytest.raises(
+        InputError, match="adapters need equal blocks; for images choose one of ViT, D"
+    ):
         load_backbone(str(tmp_path))
 
 
@@ -275,7 +277,9 @@ def test_a_checkpoint_without_some_block_is_refused(tmp_path):
     folder = Path(write_image_model("clip", tmp_path / "clip"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
-    with pytest.raises(InputError, match=re.escape("not a whole CLIP: missing encoder.layers.3.")):
+    with pytest.raises(
+        InputError, match=re.escape("not a complete CLIP: missing encoder.layers.3.")
+    ):
         load_backbone(str(folder))
 
 

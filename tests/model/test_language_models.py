@@ -205,7 +205,7 @@ def test_a_plain_text_is_learnt_from_its_second_token_on(llama):
 def test_templates_that_do_not_fit_are_refused(tmp_path):
     changed = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     other = load_language_model(write_language_model("llama", tmp_path / "a", template=changed))
-    with pytest.raises(InputError, match="writes an answer's beginning differently"):
+    with pytest.raises(InputError, match="formats a prompt differently"):
         other.encode(DIALOGUES[0])
     strict = "{{ raise_exception('no system here') }}"
     other = load_language_model(write_language_model("llama", tmp_path / "b", template=strict))
@@ -255,13 +255,15 @@ def test_a_frozen_head_scores_tokens():
 
 def test_what_is_no_language_model_is_refused(tmp_path):
     for name in ("demo", "random:vit-tiny"):
-        with pytest.raises(InputError, match="is no language model"):
+        with pytest.raises(InputError, match="is not a language model"):
             load_language_model(name)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(InputError, match=r"'bert', which reads texts, and the data are dialogues"):
+    with pytest.raises(InputError, match=r"'bert', which reads texts, but the data are dialogues"):
         load_language_model(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(InputError, match="for dialogues there are Llama, Mistral, Qwen2, Qwen3"):
+    with pytest.raises(
+        InputError, match="for dialogues choose one of Llama, Mistral, Qwen2, Qwen3"
+    ):
         load_language_model(str(tmp_path))
 
 

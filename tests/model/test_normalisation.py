@@ -36,12 +36,12 @@ def test_imagenet_by_name_sets_both_and_is_no_assumption(weights: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "mean", "says"),
     [
-        ("weights", HALF, "nothing says how inputs of"),
+        ("weights", HALF, "the input normalisation of"),
         ("deit_tiny_patch16_224-a1311bcf", IMAGENET_MEAN, "looks like 'deit', by its name"),
         ("dino_deitsmall16_pretrain", IMAGENET_MEAN, "looks like 'dino'"),
         ("vit_small_patch16_224.mae", IMAGENET_MEAN, "looks like 'mae'"),
         ("vit_tiny_patch16_224.augreg_in21k_ft_in1k", HALF, "looks like 'augreg'"),
-        ("image_maestro", HALF, "nothing says how inputs of"),
+        ("image_maestro", HALF, "the input normalisation of"),
     ],
 )
 def test_a_bare_file_says_what_is_assumed_and_how_to_change_it(

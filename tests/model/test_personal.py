@@ -235,11 +235,11 @@ def test_bad_folders_get_a_sentence(saved, tmp_path):
             path.write_bytes(content)
 
     config.unlink()
-    refused("is no PEFT adapter: it has no adapter_config.json")
+    refused("is not a PEFT adapter: it has no adapter_config.json")
     config.write_text("[1]")
     refused("should hold a JSON object, not a list")
     change(config, peft_type="VERA")
-    refused("of type 'VERA': LORA and IA3 are read")
+    refused("of type 'VERA': only LORA and IA3 are supported")
     change(config, rank_pattern={"x": 3})
     refused(r"rank_pattern = \{'x': 3\}: every layer must carry the same")
     change(config, bias="all")
@@ -247,9 +247,9 @@ def test_bad_folders_get_a_sentence(saved, tmp_path):
     weights.unlink()
     refused("has no adapter_model.safetensors: save the adapter with safe_serialization")
     weights.write_bytes(before[weights][:-100])
-    refused("is not a whole safetensors file")
+    refused("is not a complete safetensors file")
     rewrite(saved, lambda t: t.pop(HEAD + "bias"))
-    refused("half a classifier")
+    refused("only the weight or only the bias of a classifier")
     rewrite(saved, lambda t: [t.pop(HEAD + "bias"), t.pop(HEAD + "weight")])
     refused("has no head: an adapter alone predicts no class")
     pooler = "base_model.model.vit.pooler.dense.lora_A.weight"
@@ -264,7 +264,7 @@ def test_bad_folders_get_a_sentence(saved, tmp_path):
     (saved / "personal_model.json").write_text("{")
     refused("personal_model.json is not readable")
     change(saved / "personal_model.json", backbone={"name": "no/such/folder/anywhere"})
-    refused("is neither a folder that exists nor a hub id")
+    refused("is neither an existing folder nor a hub id")
     assert PersonalModel.load(saved).class_names == NAMES
 
 

@@ -130,7 +130,7 @@ def test_a_run_computes_as_its_config_says():
 
 
 def test_where_it_cannot_be_done_it_is_refused():
-    with pytest.raises(InputError, match="'bfloat16' is for ViTs and for adapters without"):
+    with pytest.raises(InputError, match="'bfloat16' needs a ViT and an adapter without"):
         AdaptedModel(
             load_backbone("demo"), AdapterConfig(dropout=0.1), 5, seed=0, precision="bfloat16"
         )

@@ -205,7 +205,7 @@ def test_auxiliary_texts(notes):
     [
         ("demo", "reads images"),
         ("random:vit-tiny", "reads images"),
-        ("/nowhere", "neither a folder"),
+        ("/nowhere", "neither an existing folder"),
     ],
 )
 def test_other_backbones_are_refused(backbone, said):

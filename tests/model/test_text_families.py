@@ -187,7 +187,7 @@ def test_sentence_transformers_say_how_they_pool(folder, tmp_path):
 
 def test_targets_that_a_family_has_not_are_refused(tmp_path):
     encoder = load_text_encoder(write_text_model("modernbert", tmp_path))
-    with pytest.raises(InputError, match=r"'query', which the blocks of ModernBERT.*among qkv"):
+    with pytest.raises(InputError, match=r"'query', which the blocks of ModernBERT.*from qkv"):
         AdaptedModel(encoder, AdapterConfig(), 3, seed=0)
 
 

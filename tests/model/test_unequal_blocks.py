@@ -12,5 +12,5 @@ from pfedseq.model.backbone import load_backbone
 def test_blocks_of_several_sizes_are_refused(model_type, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(InputError, match=f"'{model_type}', whose blocks are of several sizes"):
+    with pytest.raises(InputError, match=f"'{model_type}', whose blocks have several sizes"):
         load_backbone(str(tmp_path))

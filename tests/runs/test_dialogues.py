@@ -132,8 +132,8 @@ def test_dialogues_that_are_cut_are_counted(config):
 def test_what_is_for_classes_is_refused(config):
     cases = [
         ({"run": {"headline": "accuracy"}}, "not defined for dialogues: choose among perplexity"),
-        ({"training": {"class_weights": "balanced"}}, "are for classes"),
-        ({"training": {"augment": ["flip"]}}, "augment is for images"),
+        ({"training": {"class_weights": "balanced"}}, "need classes"),
+        ({"training": {"augment": ["flip"]}}, "augment only applies to images"),
         ({"data": {"partition": "dirichlet"}}, "divides by classes"),
         ({"data": {"max_tokens": 100}}, "data.max_tokens = 100, but backbone .* reads 40"),
     ]

@@ -136,7 +136,7 @@ def test_options_that_do_not_fit_are_refused(finished, tmp_path):
     run(digits, tmp_path / "digits")
     said = refused("predict", tmp_path / "digits", "-c", "0", "x.png", "--temperature", 1)
     assert "--temperature is for language models" in said
-    with pytest.raises(InputError, match="is no language model: it writes nothing"):
+    with pytest.raises(InputError, match="is not a language model: it cannot write answers"):
         Writer(ClientModels.open(tmp_path / "digits").load(0), Writing())
 
 

@@ -65,7 +65,7 @@ def test_the_card_holds_the_clients_own_figures(exported, finished):
         card = (exported / site / "README.md").read_text()
         assert f"| test accuracy | {100 * scores.test['accuracy'][place]:.2f} % |" in card
         assert f"| test loss | {scores.test['loss'][place]:.4f} |" in card
-        assert "19 to train, 5 to validate, 8 to test" in card
+        assert "19 training, 5 validation, 8 test" in card
         assert "rank 3, alpha 16" in card
         assert "warmup_rounds = 1" in card
         assert "Look Back for More" in card
@@ -155,7 +155,7 @@ def test_nothing_is_overwritten(exported, finished, command, tmp_path):
     save_file(tensors, to / "backbone/model.safetensors", metadata={"format": "pt"})
     code, _, err = command("export", finished, "--client", "mill", "--to", to)
     assert code == 2
-    assert "backbone is another backbone than this run's" in err
+    assert "backbone contains a backbone that differs from this run's" in err
     assert not (to / "mill").exists()
 
 

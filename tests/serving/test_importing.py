@@ -89,8 +89,8 @@ def test_what_does_not_fit_is_a_sentence(theirs, config, command, tmp_path):
     (tmp_path / "there.toml").write_text("")
     new = tmp_path / "new.toml"
     for arguments, sentence in [
-        ((headless, config, "--to", new, "--head"), "has no head: leave out --head"),
-        ((tmp_path, config, "--to", new), "is no PEFT adapter"),
+        ((headless, config, "--to", new, "--head"), "has no head: remove --head"),
+        ((tmp_path, config, "--to", new), "is not a PEFT adapter"),
         ((theirs, config, "--to", tmp_path / "there.toml"), "already exists"),
         ((theirs, tmp_path / "no.toml", "--to", new), "there is no config file"),
     ]:
@@ -151,4 +151,4 @@ def test_a_run_goes_on_from_the_same_start_only(theirs, config, command, tmp_pat
     save_file(tensors, start / "adapter_model.safetensors")
     code, _, err = command("resume", out)
     assert code == 2
-    assert "is not the one that this run began with" in err
+    assert "is not the one that this run started from" in err

@@ -217,7 +217,7 @@ def test_a_damaged_model_fails_its_client_alone(exported, photo):
         assert http.post("/predict", params={"client": "mill"}, content=photo).status_code == 200
         wait_for(lambda: served.together.models._problem)
         answer = http.post("/predict", params={"client": 0, "compare": True}, content=photo)
-        assert "there is no mean of all clients' models" in answer.json()["detail"]
+        assert "the mean of all clients' models cannot be computed" in answer.json()["detail"]
 
 
 def test_the_command_reloads_and_reads_the_environment(exported, photo, tmp_path):

@@ -105,7 +105,7 @@ def test_what_is_no_image_gets_the_services_sentence(served, window):
         sentence = window.wait(
             "const p = document.getElementById('problem'); return !p.hidden && p.textContent"
         )
-        assert sentence.startswith("the body is no image that is known here")
+        assert sentence.startswith("the body is not an image in a supported format")
         assert not window.run(SHOWN)
 
 

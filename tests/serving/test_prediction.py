@@ -99,7 +99,7 @@ def test_folders_and_patterns_stand_for_their_images(photos, tmp_path):
     )
     with pytest.raises(InputError, match=r"there is no image .*nothing\.png"):
         find_images([str(tmp_path / "nothing.png")])
-    with pytest.raises(InputError, match="has no images in it"):
+    with pytest.raises(InputError, match="contains no images"):
         find_images([str(tmp_path)])
 
 
@@ -110,8 +110,7 @@ def test_what_cannot_be_read_is_named_and_the_others_are_predicted(command, fini
     assert out.startswith(f"{good}: ")
     assert len(out.splitlines()) == 1
     assert err.splitlines() == [
-        f"pfedseq: {bad} is not a readable image (its content is of no image format that Pillow "
-        "knows)"
+        f"pfedseq: {bad} is not a readable image (Pillow does not recognise its image format)"
     ]
 
 
@@ -126,7 +125,7 @@ def test_a_missing_file_keeps_nobody_from_the_others(command, finished, photos):
 def test_evaluating_on_deeper_folders_names_the_option_that_there_is(command, finished, photos):
     code, _, err = command("evaluate", finished, "--data", photos)
     assert code == 2
-    assert "give a --data folder that holds one folder for each class" in err
+    assert "--data must be a folder with one folder for each class" in err
     assert "data.layout" not in err
 
 
@@ -202,7 +201,7 @@ def test_wrong_arguments_get_a_sentence(command, finished, photos, tmp_path):
         (["predict", finished, "-c", "0", "-m", "sgd", image], "no models of 'sgd'"),
         (["predict", tmp_path, image], "has no personal models: name the folder of a finished"),
         (["predict", tmp_path / "x", image], "there is no folder"),
-        (["evaluate", adapter], "has no test data of its own: give some with --data"),
+        (["evaluate", adapter], "has no test data: provide some with --data"),
         (["evaluate", adapter, "--data", tmp_path / "data"], "does not know (chipped); it knows"),
         (["evaluate", adapter, "--data", tmp_path / "y"], "check --data"),
     ]:

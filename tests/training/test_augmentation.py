@@ -146,7 +146,7 @@ def test_frozen_layers_can_be_run_anew_in_every_round():
     ("options", "words"),
     [
         (["adapter.layers=last 1"], "set training.views = 4"),
-        (["training.views=4"], "none to keep"),
+        (["training.views=4"], "no such layers"),
     ],
 )
 def test_views_belong_to_frozen_layers(options, words):
@@ -171,7 +171,7 @@ def test_texts_are_not_augmented():
     values = {"data": {"name": "text", "source": "notes.csv"}, "model": {"backbone": "bert"}}
     config = make_config(values)
     training = config.training.model_copy(update={"augment": ("flip",)})
-    with pytest.raises(InputError, match=r"training\.augment is for images"):
+    with pytest.raises(InputError, match=r"training\.augment only applies to images"):
         TextWorkload.check(config.model_copy(update={"training": training}))
 
 

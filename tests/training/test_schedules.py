@@ -95,8 +95,8 @@ def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_otherwise():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["training.schedule=triangle"], "none of constant, cosine, linear, step"),
-        (["training.optimizer=lion"], "none of sgd, adamw"),
+        (["training.schedule=triangle"], "choose one of constant, cosine, linear, step"),
+        (["training.optimizer=lion"], "choose one of sgd, adamw"),
         (["training.optimizer=adamw", "training.momentum=0.9"], "AdamW has betas"),
         (["training.nesterov=true"], "nesterov needs a momentum"),
         (["training.optimizer_state=keep"], "nothing to keep"),

@@ -56,7 +56,7 @@ def are_given(section: DataConfig) -> bool:
 
 
 def examples_of(data: Given, section: DataConfig) -> ExampleSet:
-    """All clients' examples; each client owns its own."""
+    """The examples of all clients, with the client of each as its owner."""
     examples: list[Any] = []
     labels: list[Any] = []
     owners: list[int] = []
@@ -77,7 +77,7 @@ def examples_of(data: Given, section: DataConfig) -> ExampleSet:
     stratified = section.split == "stratified"
     if section.name == "text":
         if odd := [x for x in examples if not isinstance(x, str)]:
-            raise InputError(f"some examples are texts, and one is a {type(odd[0]).__name__}")
+            raise InputError(f"the examples mix texts with {type(odd[0]).__name__}: use one kind")
         digest = hashlib.sha256(json.dumps(examples).encode()).hexdigest()
         hashes = text_hashes(examples) if stratified else None
         return TextSet(texts=tuple(examples), fingerprint=digest, hashes=hashes, **common)
@@ -107,9 +107,7 @@ def _pairs(client: str, given: Any) -> tuple[list[Any], list[Any]]:
             raise InputError(f"the data set of {client} does not yield pairs (example, label)")
         x, y = [one[0] for one in both], [one[1] for one in both]
     else:
-        raise InputError(
-            f"the data of {client} are neither a pair (examples, labels) nor a data set"
-        )
+        raise InputError(f"the data of {client} must be a pair (examples, labels) or a data set")
     if len(x) != len(y):
         raise InputError(f"{client} has {len(x)} examples and {len(y)} labels")
     if not x:

@@ -41,13 +41,13 @@ class AuxiliaryConfig(BaseConfig):
     num_images: int | None = Field(
         None,
         ge=1,
-        description="how many images to generate (default: 2000), or to keep at random of a data "
-        "set (default: all)",
+        description="how many images to generate (default: 2000), or how many random images of a "
+        "data set to keep (default: all)",
     )
 
     @model_validator(mode="after")
     def _check_together(self, info: ValidationInfo) -> Self:
-        """Refuse what [data] would refuse too."""
+        """Refuse options that [data] would refuse as well."""
         if self.name != "generated" and not (info.context or {}).get("only_look"):
             self.data_config(CIFAR_SIZE)
         return self
@@ -62,7 +62,7 @@ class AuxiliaryConfig(BaseConfig):
 
 
 def load_auxiliary(config: AuxiliaryConfig, image_size: int, seed: int) -> ImageSet:
-    """The auxiliary images, at `image_size` or smaller; nobody reads their labels."""
+    """The auxiliary images, at `image_size` or smaller; their labels are ignored."""
     if config.name == "generated":
         return _generated(config.num_images or GENERATED_IMAGES, seed)
     if config.name == "text":

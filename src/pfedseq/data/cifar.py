@@ -124,7 +124,7 @@ def _read_tar(path: Path, files: tuple[str, ...]) -> dict[str, bytes]:
                 name = member.name.rsplit("/", 1)[-1]
                 if ".." in member.name.split("/") or member.name.startswith("/"):
                     raise InputError(
-                        f"{path} holds the path {member.name}, which leads out of it: refused"
+                        f"{path} is refused: its member {member.name} points outside the archive"
                     )
                 content = archive.extractfile(member) if member.isfile() else None
                 if name in files and content is not None:
@@ -133,11 +133,11 @@ def _read_tar(path: Path, files: tuple[str, ...]) -> dict[str, bytes]:
         raise
     except Exception as fault:  # tar, gzip, zlib and EOF errors have no common base
         raise InputError(
-            f"{path} is not a whole CIFAR archive ({fault}): download it again"
+            f"{path} is not a complete CIFAR archive ({fault}): download it again"
         ) from fault
     missing = [file for file in files if file not in contents]
     if missing:
-        raise InputError(f"{path} has no {missing[0]} in it: is it another data set's archive?")
+        raise InputError(f"{path} does not contain {missing[0]}: is it another data set's archive?")
     return contents
 
 
@@ -148,7 +148,7 @@ def _check_batch(
     pixels = batch.get("data") if isinstance(batch, dict) else None
     labels = batch.get(variant.label_key) if isinstance(batch, dict) else None
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2:
-        raise InputError(f"{where} has no images in it: is it {variant.name}?")
+        raise InputError(f"{where} contains no images: is it {variant.name}?")
     if not isinstance(labels, list) or len(labels) != len(pixels) or pixels.shape[1] != 3072:
         raise InputError(f"{where} does not have a label ({variant.label_key}) for each image")
     numbers = np.asarray(labels, dtype=np.int64)

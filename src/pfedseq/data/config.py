@@ -78,7 +78,7 @@ class DataConfig(BaseConfig):
         128,
         ge=2,
         description="for `text` and `dialogue`: number of tokens read per text; longer texts are "
-        "truncated, of dialogues first what comes before the answer",
+        "truncated, dialogues from the start of the prompt",
     )
     owner_column: str | None = Field(
         None,
@@ -113,8 +113,8 @@ class DataConfig(BaseConfig):
     num_scanners: int | None = Field(
         None,
         ge=1,
-        description="how many scanners there are, which clients share in turn (client i has the "
-        "scanner i modulo their number): groups of clients that are alike; default: one for each",
+        description="number of scanners; with fewer scanners than clients, client i uses scanner i "
+        "modulo this number, which gives groups of similar clients (default: one per client)",
     )
     partition_seed: int | None = Field(
         None,
@@ -159,7 +159,7 @@ class DataConfig(BaseConfig):
         "the published data sets",
     )
     train_fraction: float = Field(
-        0.75, gt=0, lt=1, description="share of a client's images that is not for testing"
+        0.75, gt=0, lt=1, description="share of a client's images used for training and validation"
     )
     validation_fraction: float = Field(
         0.2,
@@ -171,8 +171,8 @@ class DataConfig(BaseConfig):
     keep_test_split: bool | None = Field(
         None,
         description="test on the source's own test images instead of a share 1 - train_fraction "
-        "of all (default: if a folder level or a table's column names the splits, and for "
-        "DomainNet, as the paper does with FedBN's lists)",
+        "of all (default: true if a folder level or a table's column names the splits, and for "
+        "DomainNet, as in the paper with FedBN's lists)",
     )
 
     @property
@@ -222,11 +222,11 @@ class DataConfig(BaseConfig):
         """Refuse contradictory options."""
         if self.scanners and self.name != "digits":
             raise ValueError(
-                f"scanners are made for digits, not for {self.name}: set data.scanners = false"
+                f"scanners only apply to digits, not to {self.name}: set data.scanners = false"
             )
         if self.num_scanners is not None and not self.scanners:
             raise ValueError(
-                f"num_scanners = {self.num_scanners} needs scanners = true, which digits have"
+                f"num_scanners = {self.num_scanners} needs scanners = true (digits only)"
             )
         if self.partition != "owners" and self.split_owners != 1:
             raise ValueError(
@@ -263,7 +263,7 @@ class DataConfig(BaseConfig):
 
 
 def unit_of(name: object) -> str | None:
-    """The word for one example of a data set; None where there is no such data set."""
+    """The word for one example of a data set; None for an unknown data set."""
     known = _data_sets().get(str(name))
     return known.unit if known else None
 

@@ -59,7 +59,7 @@ class TextSet:
 
 
 class Turn(NamedTuple):
-    """What one side of a dialogue says."""
+    """One message of a dialogue."""
 
     role: str
     """`system`, `user` or `assistant`."""
@@ -68,10 +68,10 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialogue:
-    """What is asked, and the answer that a language model learns."""
+    """A prompt and the answer that a language model learns."""
 
     turns: tuple[Turn, ...]
-    """All that comes before the answer; nothing where a plain text is learnt as a whole."""
+    """The messages before the answer; empty if a plain text is learnt as a whole."""
     answer: str
 
 
@@ -81,7 +81,7 @@ class DialogueSet:
 
     unit: ClassVar[str] = "dialogue"
     class_names: ClassVar[tuple[str, ...]] = ()
-    """There are no classes."""
+    """Always empty: dialogues have no classes."""
     name: str
     dialogues: tuple[Dialogue, ...]
     owners: NDArray[np.int64] | None
@@ -97,7 +97,7 @@ class DialogueSet:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """(n,) zeros: all dialogues are of one kind to whoever divides them."""
+        """(n,) zeros: partitions treat all dialogues as one class."""
         return np.zeros(len(self.dialogues), dtype=np.int64)
 
 

@@ -36,11 +36,11 @@ class Decoded:
 
 
 def decode(raw: RawImage, size: int, window: Window | None = None) -> Decoded:
-    """One image as (3, size, size): RGB, resized with bicubic interpolation, sides not kept.
+    """One image as (3, size, size): RGB, squashed to a square by bicubic interpolation.
 
-    Photographs are turned as their EXIF orientation says; transparency is dropped. A grey image of
-    more than 8 bits is rescaled linearly so that `window` becomes 0 to 255, values outside being
-    clipped; without a window, each image's own darkest and brightest values are used.
+    The EXIF orientation of photographs is applied; transparency is dropped. A grey image of more
+    than 8 bits is rescaled linearly so that `window` maps to 0 to 255, with clipping; without a
+    window, each image's own darkest and brightest values are used.
     """
     where, content = raw
     if isinstance(content, InputError):
@@ -72,7 +72,7 @@ def decode(raw: RawImage, size: int, window: Window | None = None) -> Decoded:
 
 
 def _rescaled(image: Image.Image, window: Window | None) -> NDArray[np.uint8]:
-    """The grey values in 8 bits, brighter where the file means brighter."""
+    """The grey values in 8 bits, with the file's photometric interpretation applied."""
     values = np.asarray(image)
     tags = getattr(image, "tag_v2", {})
     if values.dtype == np.int32 and tags and tags.get(_SAMPLE_FORMAT, (1,))[0] == _UNSIGNED:
@@ -86,7 +86,7 @@ def _rescaled(image: Image.Image, window: Window | None) -> NDArray[np.uint8]:
 def _rescale(values: NDArray[Any], window: Window | None, sign: float = 1.0) -> NDArray[np.uint8]:
     """Map `window` (or the darkest and brightest finite values) of sign · values to 0 and 255.
 
-    A strip of rows at a time: a large image is never in memory as floats.
+    Works on a strip of rows at a time, so that a large image is never in memory as floats.
     """
     if not np.isfinite(values).any():
         raise ValueError("none of its values is a finite number")
@@ -117,9 +117,9 @@ def _strips(values: NDArray[Any]) -> Iterator[slice]:
 
 
 def _why(fault: Exception, content: object) -> str:
-    """The reason of a failure, without the object addresses in Pillow's messages."""
+    """The reason for a failure, without the object addresses in Pillow's messages."""
     if isinstance(content, bytes) and not content:
         return "the file is empty"
     if isinstance(fault, UnidentifiedImageError):
-        return "its content is of no image format that Pillow knows"
+        return "Pillow does not recognise its image format"
     return re.sub(r"<[^>]* at 0x[0-9a-fA-F]+>", "the file", str(fault)) or type(fault).__name__

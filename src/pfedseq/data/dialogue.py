@@ -49,12 +49,12 @@ def load_dialogues(config: DataConfig) -> DialogueSet:
             "files"
         )
     if not found:
-        raise InputError(f"there are no dialogues in {path}: it needs .jsonl or .txt files")
+        raise InputError(f"{path} contains no dialogues: it needs .jsonl or .txt files")
     return dialogue_set(path.stem, found, config.split == "stratified")
 
 
 def dialogue_set(name: str, found: list[OwnedDialogue], hashed: bool = True) -> DialogueSet:
-    """Examples as a data set; they name clients if the first does."""
+    """Dialogues as a data set; either all or none of them name a client."""
     has_owners, has_splits = bool(found[0].owner), any(example.split for example in found)
     for example in found:
         if bool(example.owner) != has_owners:
@@ -81,7 +81,7 @@ def _written(dialogue: Dialogue) -> str:
 
 
 def _in_folder(path: Path) -> Iterator[OwnedDialogue]:
-    """The files of every client, which is called as its file or its sub-folder."""
+    """The dialogues of every client; its file or sub-folder gives its name."""
     for file in sorted(path.rglob("*")):
         inside = file.relative_to(path).parts
         if file.suffix in SUFFIXES and file.is_file():
@@ -89,7 +89,7 @@ def _in_folder(path: Path) -> Iterator[OwnedDialogue]:
 
 
 def _in_file(path: Path, owner: str | None) -> Iterator[OwnedDialogue]:
-    """The rows of a .jsonl file, or the paragraphs of a text; `owner` goes before a row's own."""
+    """The rows of a .jsonl file, or a text's paragraphs; `owner` overrides the rows' `client`."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
@@ -112,14 +112,14 @@ def _row(line: str, path: Path, number: int) -> Mapping[str, Any]:
     except ValueError as problem:
         raise InputError(f"line {number} of {path} is not JSON: {problem}") from None
     if not isinstance(row, dict):
-        raise InputError(f"line {number} of {path} is no JSON object: each line is {ROWS}")
+        raise InputError(f"line {number} of {path} is not a JSON object: each line is {ROWS}")
     return row
 
 
 def _of_row(
     row: Mapping[str, Any], path: Path, number: int, owner: str | None
 ) -> Iterator[OwnedDialogue]:
-    """One example, or of a conversation one for each thing that the assistant says."""
+    """One example, or for a conversation one per message of the assistant."""
     where = f"line {number} of {path}"
     owner, split, group = (
         owner or str(row.get("client") or ""),
@@ -145,9 +145,9 @@ def _of_row(
 
 
 def _turns(messages: Any, where: str) -> tuple[Turn, ...]:
-    """Messages as chat templates take them; the assistant must say something in answer."""
+    """Messages in the form chat templates take; the assistant must answer at least once."""
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise InputError(f"the messages in {where} are no list of objects: each line is {ROWS}")
+        raise InputError(f"the messages in {where} are not a list of objects: each line is {ROWS}")
     turns = []
     for message in messages:
         role = message.get("role")
@@ -157,11 +157,13 @@ def _turns(messages: Any, where: str) -> tuple[Turn, ...]:
             )
         turns.append(Turn(role, _said(message.get("content"), f"a message in {where}")))
     if not any(turn.role == "assistant" for turn in turns[1:]):
-        raise InputError(f"in {where} the assistant answers nothing: there is nothing to learn")
+        raise InputError(
+            f"in {where} the assistant never answers, so nothing can be learnt from it"
+        )
     return tuple(turns)
 
 
 def _said(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{what} must be a text that is not empty, not {value!r}")
+        raise InputError(f"{what} must be a non-empty text, not {value!r}")
     return value

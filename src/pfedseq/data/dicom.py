@@ -1,9 +1,9 @@
 """DICOM files as images, through the optional `pydicom` package.
 
-Grey values are rescaled as the file says (slope and intercept, for CT to Hounsfield units), then
-a window becomes black to white: the config's `data.window`, else the file's own, else its darkest
-to its brightest value. MONOCHROME1, where low values are bright, is inverted, and colours become
-RGB.
+Grey values are rescaled with the file's slope and intercept (for CT to Hounsfield units), then a
+window is mapped to black and white: the config's `data.window`, else the file's own, else its
+darkest and brightest values. MONOCHROME1, where low values are bright, is inverted; colour images
+become RGB.
 """
 
 import io

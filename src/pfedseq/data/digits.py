@@ -1,8 +1,8 @@
 """Scikit-learn's 1,797 digits (UCI optical recognition, 8×8), and the demo's scanner styles.
 
 The digits come with scikit-learn, so they need no download. In the feature-skew scenario every
-client owns one scanner: all its images are turned, blurred, faded and grained in the same way, as
-dark ink on light paper, so the labels mean the same everywhere while the features do not.
+client has one scanner, which rotates, blurs, fades and grains all its images in the same way, as
+dark ink on light paper: labels mean the same at every client while features differ.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ STYLE_STREAM = 0x5CA77E2
 
 @dataclass(frozen=True)
 class ScannerStyle:
-    """What one client's scanner does to every page."""
+    """The distortions that one client's scanner applies to every page."""
 
     rotation: float
     """Degrees, anticlockwise."""
@@ -104,8 +104,8 @@ def scan_for_clients(
 ) -> ImageSet:
     """A copy of the images with each client's scanner applied to its own.
 
-    Scanners rotate by up to `most_turned` degrees either way. Where there are fewer of them than
-    clients, client i has the scanner i modulo their number; by default each has its own.
+    Scanners rotate by up to `most_turned` degrees either way. With fewer scanners than clients,
+    client i uses scanner i modulo their number; by default every client has its own.
     """
     scanned = images.images.copy()
     owners = np.full(len(images.labels), -1, dtype=np.int64)
@@ -126,8 +126,8 @@ def _scan(
 ) -> NDArray[np.uint8]:
     """Send light-on-dark pages (n, size, size) through one scanner: dark ink on light paper.
 
-    The inversion is common to all scanners: the demo's backbone has only seen light ink, so there
-    is something to learn together, besides each client's own rotation, blur, contrast and grain.
+    All scanners invert: the demo's backbone has only seen light ink, so clients have something to
+    learn together, besides each one's rotation, blur, contrast and grain.
     """
     blur = ImageFilter.GaussianBlur(style.blur * pages.shape[-1])
     turned = (

@@ -1,8 +1,8 @@
 """DomainNet (Peng et al. 2019) as FedBN uses it: ten classes, six domains, one client per domain.
 
-The images lie in per-domain folders or zip archives (`clipart/bird/clipart_031_000001.jpg`).
+The images are in per-domain folders or zip archives (`clipart/bird/clipart_031_000001.jpg`).
 FedBN (Li et al. 2021) publishes its train/test lists as pickles, `{domain}_train.pkl` and
-`{domain}_test.pkl`, each a pair (paths, class names); they are looked for in the same place, in a
+`{domain}_test.pkl`, each a pair (paths, class names). They are expected beside the images, in a
 folder or zip archive of any name.
 """
 
@@ -69,7 +69,7 @@ def _images_by_place(tree: FileTree) -> dict[Place, str]:
 
 
 def _listed(tree: FileTree, images: dict[Place, str]) -> list[Entry] | None:
-    """The images of FedBN's lists, in their order, or None where there are no lists."""
+    """The images of FedBN's lists, in their order, or None if there are no lists."""
     lists = {
         PurePosixPath(n).name: n for n in tree.names() if n.endswith(("_train.pkl", "_test.pkl"))
     }
@@ -104,7 +104,7 @@ def _read_list(content: Any, where: str) -> list[tuple[str, str]]:
 def _place(path: str, label: str, domain: str, where: str) -> Place:
     parts = PurePosixPath(path).parts
     if ".." in parts or path.startswith("/"):
-        raise InputError(f"{where} lists {path}, which leads out of the data folder: refused")
+        raise InputError(f"{where} is refused: it lists {path}, which is outside the data folder")
     if len(parts) < 3 or parts[-3] != domain:
         raise InputError(f"{where} lists {path}, which is not an image of {domain}")
     if label not in CLASSES or parts[-2] != label:

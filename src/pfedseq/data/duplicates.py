@@ -1,7 +1,7 @@
-"""Copies: examples that are the same, and images that look almost the same.
+"""Duplicates: identical examples, and images that look almost identical.
 
-Equal examples have equal 64-bit checksums. Images that look alike are found by a difference hash
-(is a cell of an 8 × 9 grid brighter than its right neighbour?) and then compared by their pixels.
+Equal examples have equal 64-bit checksums. Similar images are found by a difference hash (is a
+cell of an 8 × 9 grid brighter than its right neighbour?) and then compared by their pixels.
 """
 
 import hashlib
@@ -110,7 +110,7 @@ def copies(examples: ExampleSet, clients: Sequence[ClientData]) -> list[str]:
         who = sorted({names[number] for where in spread for number in where})
         said.append(
             f"{count(len(spread), unit)} {'is' if len(spread) == 1 else 'are'} held by several "
-            f"clients ({some(who)}): one client may be tested on what another one trains on"
+            f"clients ({some(who)}): one client may be tested on examples that another trains on"
         )
     alike = [
         (a, b)
@@ -123,7 +123,7 @@ def copies(examples: ExampleSet, clients: Sequence[ClientData]) -> list[str]:
         said.append(
             f"{count(seen, f'test {unit}')} {'looks' if seen == 1 else 'look'} almost like a "
             f"training {unit} of the same client ({some(who)}): if they show the same patient, "
-            "scene or object, name it as a group (docs: data.layout, data.group_column)"
+            "scene or object, mark it as a group (see data.layout and data.group_column)"
         )
     return said
 

@@ -1,4 +1,4 @@
-"""Files by name, whether in a folder, in a zip or tar archive, or in zip archives in a folder."""
+"""Uniform access to files in a folder, a zip or tar archive, or a folder of zip archives."""
 
 import bz2
 import gzip
@@ -106,7 +106,7 @@ class FileTree:
             if name.startswith(folder) or f"/{folder}" in name
         }
         if not prefixes:
-            raise InputError(f"{self.path} has no {folder.rstrip('/')} in it")
+            raise InputError(f"{self.path} does not contain {folder.rstrip('/')}")
         return min(prefixes, key=len)
 
     def describe(self, name: str) -> str:
@@ -118,7 +118,7 @@ class FileTree:
     def read(self, name: str) -> bytes:
         """The bytes of one file."""
         if name not in self:
-            raise InputError(f"{self.path} has no {name} in it")
+            raise InputError(f"{self.path} does not contain {name}")
         if name in self._files:
             try:
                 return self._files[name].read_bytes()
@@ -139,7 +139,7 @@ class FileTree:
             members = self._zip(archive).infolist()
         except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as fault:
             raise InputError(
-                f"{archive} is not a whole zip archive ({fault}): download it again"
+                f"{archive} is not a complete zip archive ({fault}): download it again"
             ) from fault
         for member in members:
             _refuse_outside(member.filename, archive)
@@ -147,7 +147,7 @@ class FileTree:
                 self._folders.add(member.filename.rstrip("/"))
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
-                raise InputError(f"{archive} holds the link {member.filename}, which is refused")
+                raise InputError(f"{archive} is refused: it contains the link {member.filename}")
             self._zipped[member.filename] = (archive, member.filename)
 
     def _zip(self, archive: Path) -> zipfile.ZipFile:
@@ -182,7 +182,7 @@ class _Tar:
             raise
         except Exception as fault:  # tar, gzip, zlib and EOF errors have no common base
             raise InputError(
-                f"{path} is not a whole tar archive ({fault}): download it again"
+                f"{path} is not a complete tar archive ({fault}): download it again"
             ) from fault
 
     def _add(self, member: tarfile.TarInfo) -> None:
@@ -191,7 +191,7 @@ class _Tar:
             return
         _refuse_outside(name, self._path)
         if not member.isreg():
-            raise InputError(f"{self._path} holds the link {name}, which is refused")
+            raise InputError(f"{self._path} is refused: it contains the link {name}")
         self.members[name] = (member.offset_data, member.size)
 
     def _check_end(self) -> None:
@@ -240,13 +240,13 @@ def _is_hidden(name: str) -> bool:
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """All files below a folder but hidden ones, links followed."""
+    """All files below a folder except hidden ones; links are followed."""
     for _, files in walk(folder):
         yield from files
 
 
 def walk(folder: Path, _around: tuple[str, ...] = ()) -> Iterator[tuple[Path, list[Path]]]:
-    """(folder, its files) for a folder and all below it, hidden ones left out, sorted by name.
+    """(folder, its files) for a folder and all folders below, sorted by name, without hidden ones.
 
     Links are followed; a link to one of its own parent folders is an error.
     """
@@ -264,9 +264,9 @@ def walk(folder: Path, _around: tuple[str, ...] = ()) -> Iterator[tuple[Path, li
 
 
 def _refuse_outside(name: str, archive: Path) -> None:
-    """Refuse names that point outside the archive; nothing is unpacked anyway."""
+    """Refuse names that point outside the archive, although nothing is ever unpacked."""
     path = PurePosixPath(name.replace("\\", "/"))
     if not path.parts:
-        raise InputError(f"{archive} holds a file without a name: it is damaged")
+        raise InputError(f"{archive} is damaged: it contains a file without a name")
     if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
-        raise InputError(f"{archive} holds the path {name}, which leads out of it: refused")
+        raise InputError(f"{archive} is refused: its member {name} points outside the archive")

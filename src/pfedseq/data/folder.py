@@ -1,4 +1,4 @@
-"""Any folder (or archive) of images whose folder levels name the class, client and split."""
+"""A folder or archive of images whose folder levels name the class, client and split."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,11 @@ from pfedseq.words import count, some
 
 
 def open_folder(location: Location, layout: str, advice: str | None = None) -> Source:
-    """All images that lie as deep as `layout` says, such as `owner/class/*.jpg`.
+    """All images at the depth that `layout` describes, such as `owner/class/*.jpg`.
 
     `advice` replaces the default advice for an image at another depth.
 
-    Images at another depth are an error: leaving them out silently would change the data set.
+    Images at another depth are an error: skipping them silently would change the data set.
     """
     path = location.folder_or_archive("a folder of images")
     tree = FileTree(path)
@@ -28,15 +28,17 @@ def open_folder(location: Location, layout: str, advice: str | None = None) -> S
         folders = PurePosixPath(name).parts[:-1]
         if len(folders) != len(levels):
             needs = (
-                f"data.layout = {layout!r} needs {len(levels)}" if advice is None else "not in one"
+                f"data.layout = {layout!r} needs {len(levels)}"
+                if advice is None
+                else "one is expected"
             )
             raise InputError(
-                f"{name} in {path} lies in {count(len(folders), 'folder')}, but {needs}: "
+                f"{name} in {path} is in {count(len(folders), 'folder')}, but {needs}: "
                 f"{advice or 'change data.layout, or move the file'}"
             )
         found.append((name, dict(zip(levels, folders, strict=True))))
     if not found:
-        raise InputError(f"{path} has no images in it{_but(_skipped(tree))}")
+        raise InputError(f"{path} contains no images{_but(_skipped(tree))}")
     is_test, is_validation = split_roles([named.get("split", "") for _, named in found])
     entries = [
         Entry(
@@ -81,7 +83,7 @@ def _skipped(tree: FileTree) -> list[str]:
 
 
 def _empty(tree: FileTree, levels: Sequence[str], source: Source) -> list[str]:
-    """Classes and owners that have a folder but no image."""
+    """Notes on classes and owners whose folder has no images."""
     notes = []
     for level, plural, with_images in (
         ("class", "classes", source.class_names),

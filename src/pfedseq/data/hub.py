@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, by id, through the optional `datasets` package."""
+"""Data sets from the Hugging Face hub, by id, through the optional `datasets` package."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -67,7 +67,7 @@ def table_of_splits(where: str, splits: Mapping[str, Any]) -> Table:
 
 
 def _holds_images(kind: Any) -> bool:
-    """Whether a column holds images, also without the hub's metadata: struct(bytes, path)."""
+    """Whether a column holds images; recognises struct(bytes, path) without the hub's metadata."""
     import datasets
 
     return isinstance(kind, datasets.Image) or (isinstance(kind, dict) and "bytes" in kind)

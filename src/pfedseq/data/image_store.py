@@ -3,15 +3,15 @@
 A finished store is a folder:
 
 - `images.npy`: (n, 3, size, size) uint8, opened as a read-only memory map;
-- `samples.npy`: (n, 3) int32, per image its class, its owner and its split (0: training, 1: test,
-  2: validation; -1 where the source names no owner or no split), and in a fourth column its group
-  where the source names groups;
-- - `hashes.npy`: (n, 2) uint64, per image a checksum and a difference hash, written when first
-needed; - `manifest.json`: names, counts, where the images came from, what was left out, and the
-sha256 of
-  both files.
+- `samples.npy`: (n, 3) int32, the class, owner and split of each image (0: training, 1: test,
+  2: validation; -1 if the source names no owner or no split), with the group as a fourth column
+  if the source names groups;
+- `hashes.npy`: (n, 2) uint64, a checksum and a difference hash per image, written when first
+  needed;
+- `manifest.json`: names, counts, the origin of the images, the images left out, and the sha256 of
+  `images.npy` and `samples.npy`.
 
-`pfedseq.data.store_writer` makes it.
+`pfedseq.data.store_writer` creates it.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ Report = Callable[[str, int, int], None]
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
+    """A `Report` that prints nothing."""
 
 
 def is_finished(folder: Path) -> bool:
@@ -105,7 +105,7 @@ def store_hashes(folder: Path, images: NDArray[np.uint8], report: Report) -> NDA
 
 
 def verify_store(folder: Path) -> None:
-    """Read every pixel and compare with the checksum."""
+    """Read every pixel and compare the file with its checksum."""
     if sha256_of(folder / "images.npy") != read_manifest(folder)["images_sha256"]:
         raise _damaged(folder, "images.npy does not match its checksum")
 

@@ -1,7 +1,7 @@
-"""A small data set for language models: eight clients note the same measurements differently.
+"""A small data set for language models: eight clients write measurements in different notations.
 
-The measurements are those of scikit-learn's wines. Whoever asks names a measurement and its value;
-the answer is the client's note of it, in a notation that all its notes share and no prompt tells.
+The measurements are from scikit-learn's wines. A prompt names a measurement and its value; the
+answer is the client's note of it, in a notation that all its notes share and no prompt reveals.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pfedseq.data.dialogue import OwnedDialogue, dialogue_set
 from pfedseq.seeding import derive_seed
 
 Notation = Callable[[str, str], str]
-"""(what is measured, its value) ↦ the note."""
+"""(measurement, value) ↦ the note."""
 
 NOTATIONS: dict[str, Notation] = {
     "alsace": lambda name, value: f"{name} : {value.replace('.', ',')}",
@@ -33,7 +33,7 @@ NOTES_PER_CLIENT = 120
 
 
 def lab_notes() -> DialogueSet:
-    """The notes of all clients; each has measured wines of its own."""
+    """The notes of all clients; every client has different wines."""
     measured = list(measurements("wine"))
     order = np.random.RandomState(derive_seed(0, "lab notes") % 2**32).permutation(len(measured))
     found = []
@@ -45,13 +45,13 @@ def lab_notes() -> DialogueSet:
 
 
 def note(name: str, value: str, notation: Notation) -> Dialogue:
-    """One question with its answer."""
+    """The prompt for one measurement, with the client's note as the answer."""
     return Dialogue((Turn("user", f"{name} {value}"),), notation(name, value))
 
 
 def measurements(table: str) -> Iterator[tuple[str, str]]:
-    """(what is measured, its value) in a table of scikit-learn's, each pair once."""
-    from sklearn import datasets  # slow to import, and few need it
+    """The distinct pairs (measurement, value) in one of scikit-learn's tables."""
+    from sklearn import datasets  # slow to import, and rarely needed
 
     found = getattr(datasets, f"load_{table}")()
     rows: NDArray[np.float64] = found.data

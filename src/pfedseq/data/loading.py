@@ -99,7 +99,7 @@ def leave_out_unsplit(
 ) -> tuple[tuple[ClientData, ...], list[str]]:
     """The clients with enough examples for all splits, and a note about the others.
 
-    If none has enough, all are kept, to be refused by name.
+    If none has enough, all are kept, so that the error names a client.
     """
     whole = tuple(
         c for c in clients if len(c.train) and len(c.test) and (len(c.validation) or not validated)
@@ -129,7 +129,7 @@ def remarks(data: FederatedData) -> tuple[str, ...]:
     said = list(data.notes)
     if missing:
         which = "class" if len(missing) == 1 else "classes"
-        said.append(f"there are no {data.examples.unit}s of the {which} {some(missing)}")
+        said.append(f"no client has {data.examples.unit}s of the {which} {some(missing)}")
     if lonely:
         which = "client" if len(lonely) == 1 else "clients"
         has = "has" if len(lonely) == 1 else "have"
@@ -225,7 +225,7 @@ def _split(
         keep = named and bool(examples.is_test is not None and examples.is_test.any())
     if keep and examples.is_test is None:
         raise InputError(
-            f"{examples.name} has no test {examples.unit}s of its own to keep: "
+            f"{examples.name} has no test {examples.unit}s to keep: "
             "set data.keep_test_split = false"
         )
     fraction = config.validation_fraction

@@ -34,16 +34,16 @@ class Location:
         return None
 
     def folder_or_archive(self, expected: str) -> Path:
-        """The path of a data set that is made of files; `expected` says which, for the message."""
+        """The path of a data set made of files; `expected` describes it in the error message."""
         if self.path is None:
             raise InputError(f"there is no file or folder {self.hub_id}: expected {expected}")
         return self.path
 
     def fingerprint(self, *, every_image: bool = False) -> str:
-        """Changes when the source does: from names, sizes and times of its files.
+        """Changes when the source does; computed from names, sizes and times of its files.
 
-        Of image files only the folders' times are looked at, which tell of files that come or go,
-        unless `every_image` is asked for.
+        For images, only the folders' times are checked, which reveals added and removed files;
+        `every_image` checks each file.
         """
         if self.path is None:
             return f"hub:{self.hub_id}"
@@ -67,9 +67,9 @@ def _facts(root: Path, path: Path) -> tuple[str, int, int]:
 
 
 def locate(source: str, said_with: str = "data.source") -> Location:
-    """Tell a path from a hub id; a path that exists wins.
+    """Decide whether a source is a path or a hub id; an existing path takes precedence.
 
-    `said_with` is the option or config key that the user gave it with, for messages.
+    `said_with` is the option or config key that the user set, for messages.
     """
     path = Path(source).expanduser()
     if path.exists():

@@ -1,7 +1,7 @@
 """Omniglot (Lake et al. 2015): 1,623 characters of 50 alphabets, each drawn by 20 people.
 
-As in the paper, the label is the alphabet and the client is the drawer, whose number ends the name
-of every file (`0709_01.png` to `0709_20.png`).
+As in the paper, the label is the alphabet and the client is the drawer, whose number is at the end
+of every file name (`0709_01.png` to `0709_20.png`).
 """
 
 import re
@@ -29,14 +29,14 @@ def open_omniglot(location: Location) -> Source:
     for part in _PARTS:
         if not any(_part_of(entry.member) == part for entry in entries):
             raise InputError(
-                f"{path} has no {part} in it: Omniglot needs {_PARTS[0]}.zip and {_PARTS[1]}.zip, "
-                "or the two folders"
+                f"{path} does not contain {part}: Omniglot needs {_PARTS[0]}.zip and "
+                f"{_PARTS[1]}.zip, or the two folders"
             )
     alphabets = sorted({entry.label for entry in entries})
     if len(alphabets) > _NUM_ALPHABETS:
         raise InputError(
             f"{path} has {len(alphabets)} alphabets, but Omniglot has {_NUM_ALPHABETS}: "
-            "is there a folder too many?"
+            "does it contain an extra folder?"
         )
     source = source_of_files("omniglot", entries, tree, class_names=alphabets, owner_names=_DRAWERS)
     return compare_with_full(source, [_NUM_CHARACTERS] * 20, by="owner", where=path)

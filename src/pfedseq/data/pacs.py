@@ -34,7 +34,9 @@ def open_pacs(location: Location) -> Source:
         if len(parts) < 3 or parts[-3] not in DOMAINS:
             continue
         if parts[-2] not in CLASSES:
-            raise InputError(f"{name} in {path} is of the class {parts[-2]!r}, unknown in PACS")
+            raise InputError(
+                f"{name} in {path} has the class {parts[-2]!r}, which PACS does not have"
+            )
         entries.append(Entry(name, label=parts[-2], owner=parts[-3]))
     found = {entry.owner for entry in entries}
     missing = [domain for domain in DOMAINS if domain not in found]

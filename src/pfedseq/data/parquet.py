@@ -30,7 +30,7 @@ class TableColumn:
 class Table:
     """Rows of several splits in sequence, from parquet files or the hub.
 
-    `columns` has all columns but the images; `splits` names the split of each row.
+    `columns` has all columns except the images; `splits` names the split of each row.
     """
 
     where: str
@@ -58,7 +58,7 @@ def read_table(folder: Path) -> Table:
     """Open all parquet files of a folder; images stay on disk."""
     files = find_parquet(folder)
     if not files:
-        raise InputError(f"{folder} has no parquet files in it")
+        raise InputError(f"{folder} contains no parquet files")
     parts = [_open(path) for path in files]
     schema = parts[0].schema_arrow
     for path, part in zip(files, parts, strict=True):
@@ -90,7 +90,7 @@ def _open(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path, memory_map=True)
     except (pa.ArrowException, OSError) as fault:
         raise InputError(
-            f"{path} is not a whole parquet file ({_first_line(fault)}): download it again"
+            f"{path} is not a complete parquet file ({_first_line(fault)}): download it again"
         ) from fault
 
 
@@ -178,9 +178,9 @@ def _read_rows(
 
 
 def image_of_row(content: Any, where: str) -> RawImage:
-    """Check that a row really carries an image's bytes (it may hold a path or nothing)."""
+    """Check that a row contains an image's bytes (it may hold only a path, or nothing)."""
     if not isinstance(content, bytes):
-        return where, InputError(f"{where} has no image bytes in it")
+        return where, InputError(f"{where} contains no image bytes")
     return where, content
 
 

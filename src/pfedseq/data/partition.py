@@ -1,8 +1,8 @@
 """Partitions of labelled examples among clients, and each client's splits.
 
-Every function draws from a `numpy.random.RandomState`. That legacy generator is chosen on
-purpose: NumPy has frozen its streams, so a seed gives the same partition on every version, and it
-is the generator of PFLlib (TsingZ0/PFLlib, dataset_utils.py), whose partition `dirichlet(...,
+Every function draws from a `numpy.random.RandomState`. The legacy generator is deliberate: NumPy
+has frozen its streams, so a seed gives the same partition on every version, and it is the
+generator of PFLlib (TsingZ0/PFLlib, dataset_utils.py), whose partition `dirichlet(...,
 balanced=True)` reproduces index by index.
 """
 
@@ -158,8 +158,8 @@ def by_owner(
     """The natural clients, as (owner, piece, images), in order of owner number.
 
     `num_owners` keeps the owners with the most images (the lower number first among equals);
-    `pieces` cuts every owner's shuffled images into so many clients of equal size, or, where there
-    are `groups`, of as many groups.
+    `pieces` is the number of clients that every owner's shuffled images are divided into, equal in
+    images or, with `groups`, in groups.
     """
     present, counts = np.unique(owners, return_counts=True)
     if num_owners is not None:
@@ -194,9 +194,9 @@ def split_at_random(
     train_fraction: float,
     validation_fraction: float,
 ) -> ClientData:
-    """Unstratified train/test split of one client, as PFLlib's, then validation out of train.
+    """Unstratified train/test split of one client, as in PFLlib, then validation out of train.
 
-    One permutation is drawn: its first n - floor(train_fraction * n) places are the test images,
+    One permutation is drawn: its first n - floor(train_fraction * n) entries are the test images,
     and the last ones, a share `validation_fraction` of the rest, are for validation.
     """
     order = images[rng.permutation(len(images))]
@@ -228,7 +228,7 @@ def _hold_out_validation(name: str, train: Indices, test: Indices, fraction: flo
 def check_sizes(
     clients: Sequence[ClientData], *, min_samples: int, validation_fraction: float
 ) -> None:
-    """Refuse a client that is too small, or that has nothing to train, validate or test on."""
+    """Refuse a client that is too small, or whose training, validation or test split is empty."""
     for client in clients:
         parts = {"training": client.train, "test": client.test}
         if validation_fraction > 0:

@@ -1,4 +1,4 @@
-"""Prepared images: locating, updating and creating a config's store."""
+"""Locates, updates and creates the store of prepared images for a config."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ AUTOMATIC_BYTES = 2 * 10**9
 
 @dataclass(frozen=True)
 class Prepared:
-    """Facts about a finished store."""
+    """Summary of a finished store."""
 
     folder: Path
     num_images: int
@@ -39,7 +39,7 @@ class Prepared:
     owner_names: tuple[str, ...]
     num_bytes: int
     notes: tuple[str, ...]
-    """Remarks, such as that the source is a part of the full data set."""
+    """Remarks for the user, for example that the source is only part of the data set."""
 
 
 def prepare_data(
@@ -48,12 +48,12 @@ def prepare_data(
     """Read, verify and store the images of a data set; without a source, fetch it from the hub.
 
     An existing store is verified against its checksum and kept. `said_with` is the
-    option or config key that the source was given with, for messages.
+    option or config key that set the source, for messages.
     """
     if config.name == "digits":
-        raise InputError("digits need no preparing: they come with scikit-learn")
+        raise InputError("digits need no preparation: they come with scikit-learn")
     if config.name == "text":
-        raise InputError("texts need no preparing: a run reads them directly")
+        raise InputError("texts need no preparation: a run reads them directly")
     hub_id = DATA_SETS[config.name].hub_id
     source = config.source or hub_id
     if source is None:
@@ -73,7 +73,7 @@ def prepare_data(
 
 
 def describe_store(folder: Path) -> Prepared:
-    """The facts of a finished store."""
+    """The summary of a finished store."""
     manifest = read_manifest(folder)
     return Prepared(
         folder=folder,
@@ -118,7 +118,7 @@ def _make(
     origin = {"source": str(location), "fingerprint": _fingerprint(config, location)}
     source = opener(config, location)
     if len(source.labels) == 0:
-        raise InputError(f"{location} has no images of {config.name} in it")
+        raise InputError(f"{location} contains no images of {config.name}")
     report("looking through the source", 1, 1)
     num_bytes = len(source.labels) * 3 * config.side**2
     if limit is not None and num_bytes > limit:
@@ -138,7 +138,7 @@ def _make(
 
 
 def _locate_or_remember(config: DataConfig) -> Location:
-    """Locate the source; one deleted since preparation still identifies its store."""
+    """Locate the source; a source deleted after preparation still identifies its store."""
     assert config.source is not None
     path = Path(os.path.realpath(Path(config.source).expanduser()))
     remembered = Location(path, None)
@@ -148,7 +148,7 @@ def _locate_or_remember(config: DataConfig) -> Location:
 
 
 def _fingerprint(config: DataConfig, location: Location) -> str:
-    """Checks every file of a user's own images, which may be edited in place."""
+    """The source's fingerprint; checks every file of the user's images, which may be edited."""
     if config.name == "table":
         return file_table.fingerprint(config, location)
     return location.fingerprint(every_image=config.name == "folder")
@@ -169,7 +169,7 @@ def store_root(config: DataConfig) -> Path:
 
 
 def _store_folder(config: DataConfig, location: Location) -> Path:
-    """One folder per data set, size, source and way of reading it."""
+    """The store's folder, one per data set, size, source and reading options."""
     reading = [str(location)]
     if config.name == "folder":
         reading.append(config.layout)

@@ -11,7 +11,7 @@ from pfedseq.data.dataset import FederatedData
 from pfedseq.words import count
 
 DataRecord = dict[str, Any]
-"""What partition.json holds."""
+"""The content of partition.json."""
 
 SPLITS = {"train": "training", "validation": "validation", "test": "test"}
 

@@ -38,7 +38,9 @@ class DataSet:
 def _open_hub(config: DataConfig, location: Location) -> Source:
     table = location.table()
     if table is None:
-        raise InputError(f"{location} has no parquet files in it; for image files use name folder")
+        raise InputError(
+            f"{location} contains no parquet files; for image files set data.name = 'folder'"
+        )
     return source_of_table(
         str(location) if location.path is None else location.path.stem,
         table,
@@ -50,7 +52,7 @@ def _open_hub(config: DataConfig, location: Location) -> Source:
 
 
 _AS_PFLLIB = {"split": "random", "validation_fraction": 0.1}
-"""How the data sets of the literature are split; the paper's Appendix B."""
+"""How published data sets are split, after the paper's Appendix B."""
 
 _BUILT_IN = (
     DataSet(
@@ -159,7 +161,7 @@ _BUILT_IN = (
     ),
     DataSet(
         "lab_notes",
-        "measurements of scikit-learn's wines; each of eight clients notes them its own way",
+        "measurements of scikit-learn's wines, in a different notation for each of eight clients",
         "comes with scikit-learn",
         None,
         defaults={"partition": "owners", "max_tokens": 96},

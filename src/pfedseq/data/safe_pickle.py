@@ -1,12 +1,12 @@
 """Reads pickles of plain data without ever running them.
 
 CIFAR's python archives and FedBN's split lists are pickles, and a pickle is a program: Python's own
-unpickler would call whatever it names. This reader walks the opcodes with `pickletools`, which only
-parses, and keeps its own stack. It knows how to build lists, tuples, dicts, strings, bytes, numbers
-and NumPy arrays; any other opcode, and any global but those that NumPy's arrays need, is
-refused by name. `pickle.Unpickler` with a `find_class` of ours would be half as long and run no
-foreign code either, but a few bytes can make it allocate gigabytes: its memo is an array as long as
-the largest index a pickle names.
+unpickler calls whatever it names. This reader walks the opcodes with `pickletools`, which only
+parses, and keeps its own stack. It builds lists, tuples, dicts, strings, bytes, numbers and NumPy
+arrays; any other opcode, and any global that NumPy arrays do not need, is refused by name. A
+`pickle.Unpickler` with a custom `find_class` would be half as long and equally safe from foreign
+code, but a few bytes can make it allocate gigabytes: its memo is an array as long as the largest
+index in the pickle.
 """
 
 import pickletools
@@ -86,7 +86,7 @@ def read_pickle(data: bytes, where: str) -> Any:
         return _Reader().run(data)
     except _Refused as refusal:
         raise InputError(
-            f"{where} is refused: it holds {refusal}, and only lists, dicts, strings, numbers, "
+            f"{where} is refused: it contains {refusal}; only lists, dicts, strings, numbers, "
             "bytes and NumPy arrays are read from pickles"
         ) from None
     except Exception as fault:  # a damaged pickle can go wrong at any opcode, in any way
@@ -187,7 +187,7 @@ def _known_global(module: str, name: str) -> _Global:
 
 
 def _call(function: Any, arguments: Any) -> Any:
-    """The result of a known global; nothing is really called."""
+    """The result of calling a known global, computed without calling it."""
     if function in _RECONSTRUCT and arguments[0] == _NDARRAY:
         return _Array()
     if function == _DTYPE:

@@ -1,4 +1,4 @@
-"""A data set on disk: labels of all images, and how to read them block by block."""
+"""A data set on disk: the labels of all images, and readers for blocks of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ BLOCK_SIZE = 256
 """Images per block: the unit of parallel work, of progress and of resuming."""
 
 RawImage = tuple[str, bytes | NDArray[np.uint8] | InputError]
-"""An image's location (for messages), and its file, its pixels (height, width, 3) or a reason.
+"""An image's location (for messages) and its content.
 
-The file is encoded; a reason says why this image cannot be read.
+The content is an encoded file, pixels (height, width, 3), or the reason why it cannot be read.
 """
 
 
@@ -48,7 +48,7 @@ class Source:
     is_validation: NDArray[np.bool_] | None = None
     """(n,) the source's own validation images, if it also has test images."""
     notes: tuple[str, ...] = ()
-    """Remarks for the user, such as that this is a part of the full data set."""
+    """Remarks for the user, for example that this is only part of the data set."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Files(Protocol):
     """Files by name, readable from several threads, such as a `FileTree`."""
 
     def read(self, name: str) -> bytes:
-        """The bytes of one file; raises InputError where it cannot be read."""
+        """The bytes of one file; raises InputError if it cannot be read."""
 
     def describe(self, name: str) -> str:
         """Where a file is, for messages."""
@@ -172,7 +172,7 @@ def compare_with_full(
         )
     if found.sum() == full.sum():
         return source
-    note = f"a part of {source.name}: {found.sum():,} of {full.sum():,} images"
+    note = f"only part of {source.name}: {found.sum():,} of {full.sum():,} images"
     empty = [names[number] for number in np.flatnonzero(found == 0)]
     if empty:
         note += f", and none of {len(empty)} {'classes' if by == 'class' else 'owners'}"

@@ -1,7 +1,7 @@
 """Stratified splits: every class on both sides, and groups kept on one side.
 
-A *unit* must not be split: the examples of one group (a patient, a subject), copies of
-one example, or, mostly, a single example. Its *stratum* is the rarest of its classes. Test units
+A *unit* is never divided: it is the examples of one group (a patient, a subject), the copies of
+one example or, most often, a single example. Its *stratum* is the rarest of its classes. Test units
 are drawn stratum by stratum, then validation units out of the rest.
 """
 

@@ -1,7 +1,7 @@
-"""Make a store of prepared images: all cores decode, and nothing half-made is taken for whole.
+"""Creates the store of prepared images, in parallel and atomically.
 
-A store is made under another name and renamed when it is whole. While it is being made, a journal
-lists the finished blocks with their checksums, so that preparing can be interrupted and run again.
+A store is written under a temporary name and renamed when complete. Meanwhile a journal lists the
+finished blocks with their checksums, so that an interrupted preparation can be resumed.
 """
 
 import json
@@ -64,7 +64,7 @@ def write_store(
     plan = {"format": FORMAT, "num_found": len(source.labels), "image_size": image_size, **origin}
     with only_one_process(folder):
         if is_finished(folder) and plan.items() <= read_manifest(folder).items():
-            return  # another process was faster
+            return  # another process has written it
         results = _start_or_continue(workplace, plan, source, image_size)
         try:
             _decode_blocks(source, workplace, results, window, report)
@@ -92,7 +92,7 @@ def _unreadable(source: Source, results: dict[int, _BlockResult]) -> dict[int, s
 
 
 def _refusal(reasons: list[str], num_images: int) -> InputError:
-    way_out = "leave them out with --skip-unreadable (data.skip_unreadable = true)"
+    way_out = "skip them with --skip-unreadable (data.skip_unreadable = true)"
     if len(reasons) == 1:
         return InputError(f"{reasons[0]}: repair or delete it, or {way_out.replace('them', 'it')}")
     listed = "".join(f"\n  {reason}" for reason in reasons)
@@ -211,7 +211,7 @@ def _decode_blocks(
     window: Window | None,
     report: Report,
 ) -> None:
-    """Add to `results` the blocks that are not in it yet, journalling each."""
+    """Decode the blocks missing from `results`, add them and record each in the journal."""
     images = np.lib.format.open_memmap(workplace / "images.npy", "r+")
     places = _places(source)
     finished = sum(source.blocks[number].size for number in results)
@@ -241,7 +241,7 @@ def _decode_blocks(
 
 
 def _decode_block(block: Block, target: NDArray[np.uint8], window: Window | None) -> _BlockResult:
-    """Fill `target` (block size, 3, size, size); what cannot be read stays black."""
+    """Fill `target` (block size, 3, size, size); unreadable images stay black."""
     deep = paged = 0
     unreadable = []
     for number, (place, raw) in enumerate(zip(target, block.read(), strict=True)):

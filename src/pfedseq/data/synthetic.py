@@ -23,9 +23,9 @@ GLYPH_SHARE, SHAPE_SHARE = 0.7, 0.15
 class SyntheticClasses:
     """A fixed set of image classes; `draw` renders random instances of random classes.
 
-    Labels 0 … G−1 are glyphs, then S shapes, then T textures. What varies within a class is what
-    varies between two people's handwriting: position, size, slant, a smooth deformation, stroke
-    width, sharpness, contrast, tint and noise. Polarity is *not* varied (ink is brighter than the
+    Labels 0 … G−1 are glyphs, then S shapes, then T textures. Instances of a class differ as two
+    people's handwriting does: in position, size, slant, a smooth deformation, stroke width,
+    sharpness, contrast, tint and noise. Polarity does *not* vary (ink is brighter than the
     background) and rotations stay under MAX_TURN, so that an adapter has to learn a client's
     unusual scanner.
     """

@@ -1,4 +1,4 @@
-"""From the rows of a table (parquet files or a hub data set) to a `Source`."""
+"""Builds a `Source` from the rows of a table (parquet files or a hub data set)."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def source_of_table(
 
     `class_names` are the data set's published names, used where the files carry none;
     `only_classes` keeps the rows of those classes and numbers them in that order; `known_owners`
-    numbers the owners in its order, whatever the file's, and refuses others.
+    numbers the owners in its order, independent of the file's, and refuses others.
     """
     image_column = _choose(table, image_column, table.image_columns, "image")
     label_column = _choose(
@@ -51,7 +51,7 @@ def source_of_table(
         owners = owners[rows]
         if (owners < 0).any():
             raise InputError(
-                f"column {owner_column} of {table.where} has other values than "
+                f"column {owner_column} of {table.where} may only have the values "
                 f"{', '.join(owner_names)}"
             )
     groups: NDArray[np.int64] | None = None

@@ -42,7 +42,7 @@ def load_texts(config: DataConfig) -> TextSet:
             f"data.source = {str(path)!r} is neither a .csv file nor a folder of .txt files"
         )
     if not found:
-        raise InputError(f"there are no texts in {path}")
+        raise InputError(f"{path} contains no texts")
     class_names = sorted({example.label for example in found})
     owner_names = sorted({example.owner for example in found}) if has_owners else []
     is_test, is_validation = split_roles([example.split for example in found])
@@ -102,14 +102,14 @@ def _in_csv(path: Path, config: DataConfig) -> tuple[list[Example], bool, bool]:
 
 
 def _in_folder(path: Path, layout: str) -> Iterator[Example]:
-    """Every .txt file, its labels told by the folders it lies in."""
+    """Every .txt file, labelled by its folders."""
     levels = layout.split("/")
     for file in sorted(path.rglob("*.txt")):
         folders = file.relative_to(path).parts[:-1]
         if len(folders) != len(levels):
             raise InputError(
-                f"{file} lies {len(folders)} deep in {path}, but data.layout = {layout!r} needs "
-                f"{len(levels)}: change data.layout, or move the file"
+                f"{file} is {len(folders)} folders deep in {path}, but data.layout = {layout!r} "
+                f"needs {len(levels)}: change data.layout, or move the file"
             )
         named = dict(zip(levels, folders, strict=True))
         try:

@@ -1,4 +1,4 @@
-"""audit.jsonl in the run's folder: who joined, answered and was refused, when, and with what."""
+"""audit.jsonl in the run's folder: when which site joined, answered or was refused, and why."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pfedseq.files import append_line
 
 
 class Note(Protocol):
-    """Writes down that something happened at or with a site."""
+    """Records an event that concerns a site."""
 
     def __call__(self, event: str, site: str, **more: Any) -> None:
-        """One event; `more` says what belongs to it."""
+        """Record one event; `more` holds its details."""
 
 
 def no_note(event: str, site: str, **more: Any) -> None:
-    """Write nothing down."""
+    """A `Note` that records nothing."""
 
 
 class Audit:
-    """A log to which lines are only ever added; a `Note`."""
+    """An append-only log; a `Note`."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "audit.jsonl"
 
     def __call__(self, event: str, site: str, **more: Any) -> None:
-        """One line."""
+        """Append one line."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         values = {"at": at, "event": event, "site": site, **more}
         append_line(self.path, json.dumps(values, ensure_ascii=False))
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """All that was written; a last line that a crash cut off is left out."""
+        """All recorded events, without a last line cut off by a crash."""
         if not self.path.exists():
-            raise InputError(f"{self.path} does not exist: no federation's run has begun there")
+            raise InputError(f"{self.path} does not exist: no federated run has started there")
         for line in self.path.read_text(encoding="utf-8").splitlines():
             try:
                 yield json.loads(line)

@@ -1,7 +1,7 @@
 """Certificates and keys for a federation: an authority, the SuperLink's certificate, sites' keys.
 
-For a first deployment and for trying things out. An organisation that has an authority of its own
-uses that, and gives Flower the same three files.
+For tests and first deployments. An organisation with its own certificate authority uses that, and
+gives Flower the same three files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pfedseq.files import write_atomically
 VALID_DAYS, AUTHORITY_DAYS = 365, 3650
 AUTHORITY = "pfedseq federation"
 LOCAL = ("127.0.0.1", "localhost")
-"""Under which the SuperLink's own machine reaches it."""
+"""Addresses of the SuperLink on its own machine."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Certificates:
 
     @property
     def authority(self) -> Path:
-        """The authority's certificate: goes to every site and every operator."""
+        """The authority's certificate, which every site and operator needs."""
         return self.folder / "ca.crt"
 
     def hosts(self) -> list[str]:
-        """The names and addresses that the SuperLink's certificate is good for."""
+        """The names and addresses for which the SuperLink's certificate is valid."""
         file = self.folder / "server.pem"
         if not file.exists():
             return []
@@ -56,25 +56,25 @@ class Certificates:
         ]
 
     def node_options(self) -> list[str]:
-        """For pfedseq flower site."""
+        """Command-line options of `pfedseq flower site`."""
         return ["--root-certificates", str(self.authority)]
 
     def node_key(self, site: str) -> Path:
-        """A site's private key: stays at the site."""
+        """A site's private key, which stays at the site."""
         return self.folder / f"{site}.key"
 
     def node_public_key(self, site: str) -> Path:
-        """A site's public key: registered with the SuperLink under the site's name."""
+        """A site's public key, registered with the SuperLink under the site's name."""
         return self.folder / f"{site}.pub"
 
 
 def make_certificates(
     folder: Path, hosts: Sequence[str], sites: Sequence[str], renew: bool = False
 ) -> Certificates:
-    """Make what is missing; an authority and keys that are there are never replaced.
+    """Create missing files; an existing authority and existing keys are never replaced.
 
-    The SuperLink's certificate is made anew by the same authority where it lacks one of `hosts`, or
-    to `renew` it for another year. It is always good for this machine's own addresses, too.
+    The SuperLink's certificate is reissued by the same authority if it lacks one of `hosts`, or to
+    `renew` it for another year. It is always valid for this machine's own addresses as well.
     """
     made = Certificates(folder.absolute())
     if not made.authority.exists():
@@ -124,8 +124,8 @@ def _make_server(folder: Path, hosts: Sequence[str]) -> None:
         content = (folder / "ca.key").read_bytes()
     except OSError as problem:
         raise InputError(
-            f"the SuperLink's certificate cannot be made anew: the authority's key {folder}/ca.key "
-            f"is not readable ({problem.strerror}); bring it back for as long as this takes"
+            f"the SuperLink's certificate cannot be reissued: the authority's key {folder}/ca.key "
+            f"is not readable ({problem.strerror}); put it there for as long as this takes"
         ) from None
     authority = serialization.load_pem_private_key(content, None)
     assert isinstance(authority, ec.EllipticCurvePrivateKey)  # as `_make_authority` made it
@@ -197,7 +197,7 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    """Readable by its owner alone, from the first moment."""
+    """Write a file that is readable only by its owner, from its creation on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
     path.chmod(0o600)

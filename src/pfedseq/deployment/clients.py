@@ -1,8 +1,8 @@
-"""The server's side of the Flower engine: asks the sites, and waits as long as it may.
+"""The server's side of the Flower engine: sends requests to the sites and collects the replies.
 
-A site is known by its name, never by its node's number, which changes when it restarts. Messages
-are sent again where a node has come back since; replies are found by the message they answer, in
-whatever order they come. A site that has not answered in time is absent from that exchange.
+A site is identified by its name, never by its node's number, which changes when it restarts.
+Messages are sent again to a node that has restarted; replies are matched to the message they
+answer, in any order. A site that does not answer in time is absent from that exchange.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from pfedseq.errors import InputError
 from pfedseq.federation import Client, Reply, Tensors
 
 LONGEST_PAUSE = 0.5
-"""Seconds between two looks for answers; the first come sooner."""
+"""Maximum seconds between two polls for replies; the first polls are closer together."""
 LOOK_SECONDS = 3.0
-"""How often it is looked who is there while answers are awaited."""
+"""Seconds between two checks of which sites are online while waiting for replies."""
 CRASHES = 3
-"""How often a message is sent again to a site whose client was killed over it."""
+"""How often a message is sent again to a site whose client process was killed by it."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Asked:
-    """An exchange under way: who still owes an answer, and to which message."""
+    """An exchange in progress: the sites that have not answered yet, and their messages."""
 
     down: Mapping[int, Tensors]
     waiting: set[int]
@@ -49,7 +49,7 @@ class _Asked:
 
 
 class FlowerClients:
-    """Clients on other machines; `request` is what every message says but for the exchange."""
+    """Clients on other machines; `request` has the fields that all exchanges have in common."""
 
     def __init__(
         self,
@@ -64,32 +64,32 @@ class FlowerClients:
         self.max_reply_bytes = max_reply_bytes
         self.seconds, self.device = seconds, device
         self.kept_at: Callable[[int], int] = lambda t: 0
-        """The round to whose end the server may come back in round t: sites keep that memory."""
+        """The round to whose end the server may return in round t; sites keep that memory."""
         self._exchange = (0, -1)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sites by number; one that is let in later gets the next."""
+        """The sites by number; a site admitted later gets the next number."""
         return tuple(self.roll.members or ())
 
     @property
     def ids(self) -> Sequence[int]:
-        """All sites that have been let in."""
+        """The numbers of all admitted sites."""
         return range(len(self.names))
 
     def members(self, t: int, before: Sequence[int]) -> Sequence[int]:
-        """Who has a place keeps it; one is there for every other site that can be reached now."""
+        """The members `before`, and every other site that is reachable now."""
         online = self.roll.let_in()
         return [i for i, name in enumerate(self.names) if i in before or name in online]
 
     def participants(self, t: int) -> Sequence[int]:
-        """All of them are asked; who is not there is absent."""
+        """All sites: every one is asked, and those offline are absent."""
         return self.ids
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
-        """Ask the sites and wait for them; who does not answer in time is missing.
+        """Send a request to the sites and wait; the result lacks sites that do not answer in time.
 
-        A site says hello when it comes: nobody is asked for that again.
+        A site says hello when it joins, and is not asked for that again.
         """
         if step == "hello":
             hellos = list((self.roll.members or {}).values())
@@ -110,15 +110,17 @@ class FlowerClients:
                 if i not in asked.waiting:
                     continue
                 if message.has_error():
-                    if asked.latest[i] == answered:  # not one that was sent anew since
+                    if asked.latest[i] == answered:  # not to a message that has been resent since
                         self._failed(i, message, asked)
                     continue
                 asked.waiting.discard(i)
                 try:
                     replies[i] = self._read(step, t, i, Envelope.of_records(message.content))
                 except InputError as problem:
-                    asked.failed[i] = f"site {self.names[i]} cannot be understood: {problem}"
-            if not came and time.monotonic() > deadline:  # what is there by then is taken
+                    asked.failed[i] = f"site {self.names[i]}: {problem}"
+            if (
+                not came and time.monotonic() > deadline
+            ):  # replies that have arrived by then are used
                 break
             if asked.waiting:
                 time.sleep(pause)
@@ -138,7 +140,7 @@ class FlowerClients:
         return {i: replies[i] for i in down if i in replies}
 
     def _read(self, step: str, t: int, i: int, envelope: Envelope) -> Reply:
-        """What a site replied; its new memory goes into the ledger."""
+        """A site's reply; the stamp of its new memory is recorded in the ledger."""
         name, size = self.names[i], len(envelope.payload)
         if size > self.max_reply_bytes:
             raise InputError(
@@ -153,7 +155,7 @@ class FlowerClients:
         return reply
 
     def _send(self, step: str, asked: _Asked, seconds: float) -> None:
-        """To everyone who has not been sent it, or has been restarted since."""
+        """Send the message to every site that has not received it or has restarted since."""
         online = self.roll.look()
         t, exchange = self._exchange
         targets: list[tuple[int, Node]] = []
@@ -179,7 +181,7 @@ class FlowerClients:
                 asked.latest[i] = message
 
     def _failed(self, i: int, message: Message, asked: _Asked) -> None:
-        """Leave out a client that failed by itself; ask again one that was cut off."""
+        """Record a failed client, or send the message again if the client was cut off."""
         code = message.error.code
         if code == CRASHED:
             asked.crashes[i] = asked.crashes.get(i, 0) + 1

@@ -1,4 +1,4 @@
-"""Some fields and a block of bytes: what passes between server and site."""
+"""The content of a message between server and site: fields and a block of bytes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pfedseq.errors import InputError
 
 _FIELDS, _PAYLOAD, _BYTES = "fields", "payload", "safetensors"
 SMALL = 4_000_000
-"""Bytes of a payload that travels beside the fields: Flower makes a request for each part of a
-message, and an array has three."""
+"""Maximum bytes of a payload sent as a field: Flower makes one request per part of a message, and
+an array has three."""
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """Named strings, numbers and lists of strings; and tensors as safetensors bytes."""
+    """Named strings, numbers and lists of strings, and tensors as safetensors bytes."""
 
     fields: dict[str, Any]
     payload: bytes
 
     def to_records(self) -> RecordDict:
-        """As the content of a Flower message, which cuts large payloads into chunks."""
+        """The content of a Flower message; Flower splits large payloads into chunks."""
         if len(self.payload) <= SMALL:
             return RecordDict({_FIELDS: ConfigRecord({**self.fields, _PAYLOAD: self.payload})})
         block = Array("uint8", (len(self.payload),), _BYTES, self.payload)
@@ -33,7 +33,7 @@ class Envelope:
 
     @classmethod
     def of_records(cls, content: RecordDict) -> Envelope:
-        """Read what `to_records` packed."""
+        """The inverse of `to_records`."""
         try:
             fields = dict(content.config_records[_FIELDS])
             if isinstance(payload := fields.pop(_PAYLOAD, None), bytes):

@@ -1,8 +1,8 @@
-"""What the server knows of the sites' memories: memories.json in the run's folder.
+"""The server's record of the sites' memories: memories.json in the run's folder.
 
-It holds the run's id, under which sites find their memories again, and which version of its memory
-each site had after the exchanges that a server may come back to, with its checksum. So a memory
-that is lost, damaged or of another time is noticed before anything is computed from it.
+It contains the run's id, under which sites store their memories, and the version and checksum of
+each site's memory after every exchange that a server may return to. A memory that is lost, damaged
+or from another time is thus detected before anything is computed from it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def stamp(version: Version, checksum: str) -> str:
 
 
 def read_stamp(text: str) -> tuple[Version, str]:
-    """What `stamp` gave; anything else is refused."""
+    """The inverse of `stamp`; refuses any other text."""
     version, colon, checksum = text.partition(":")
     t, dash, k = version.partition("-")
     if not (colon and dash and t.isdigit() and k.isdigit() and checksum.isalnum()):
-        raise InputError(f"{text!r} names no version of a memory")
+        raise InputError(f"{text!r} is not the version of a memory")
     return (int(t), int(k)), checksum
 
 
@@ -37,14 +37,14 @@ class Ledger:
     """Stamps of the sites' memories, by method and site, the oldest first."""
 
     def __init__(self, folder: Path, begun: bool) -> None:
-        """The ledger of a run; one that has `begun` must have it."""
+        """Open the ledger of a run; it must exist if the run has `begun`."""
         self.path = folder / "memories.json"
         values = read_object(self.path)
         if values is None:
             if begun:
                 raise InputError(
-                    f"{self.path} is missing: without it nobody knows under which name the sites "
-                    "keep their memories of this run; restore it from a backup, or start a new run"
+                    f"{self.path} is missing: it holds the name under which the sites keep their "
+                    "memories of this run; restore it from a backup, or start a new run"
                 )
             values = {"run": uuid.uuid4().hex, "memories": {}}
             write_atomically(self.path, json.dumps(values) + "\n")
@@ -58,13 +58,13 @@ class Ledger:
             raise InputError(f"{self.path} is damaged: {problem}") from None
 
     def expected(self, method: str, site: str, version: Version) -> str:
-        """What a site should remember from before `version`; empty where nothing is known."""
+        """The stamp of a site's last memory before `version`; '' if unknown."""
         stamps = self._stamps.get(method, {}).get(site, [])
         older = [one for one in stamps if read_stamp(one)[0] < version]
         return older[-1] if older else ""
 
     def note(self, method: str, site: str, said: str, kept: int) -> None:
-        """A site remembers this now; what nobody can come back to before `kept` is dropped."""
+        """Record a site's new stamp, and drop stamps that are no longer needed after `kept`."""
         version, _ = read_stamp(said)
         sites = self._stamps.setdefault(method, {})
         stamps = [one for one in sites.get(site, []) if read_stamp(one)[0] < version] + [said]
@@ -72,12 +72,12 @@ class Ledger:
         sites[site] = bygone[-1:] + stamps[len(bygone) :]
 
     def forget(self, site: str) -> None:
-        """Expect nothing of a site: the operator accepts what it has."""
+        """Drop a site's stamps, because the operator accepts whatever memory it has."""
         for sites in self._stamps.values():
             sites.pop(site, None)
         self.save()
 
     def save(self) -> None:
-        """Write it down."""
+        """Write the ledger to its file."""
         values = {"run": self.run, "memories": self._stamps}
         write_atomically(self.path, json.dumps(values) + "\n")

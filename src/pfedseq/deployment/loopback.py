@@ -1,7 +1,7 @@
-"""A whole Flower federation on this machine: its folder, its processes, and nobody else's.
+"""A complete Flower federation on this machine: its folder and its processes.
 
-Every process listens on 127.0.0.1 alone. A process is known by its number and the time it was
-started, so that what is stopped is what was started, and nothing else.
+Every process listens on 127.0.0.1 only. Processes are identified by number and start time, so that
+only the federation's own processes are ever stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pfedseq.errors import InputError
 from pfedseq.files import read_object, write_atomically
 
 CONNECTION = "here"
-"""What Flower's own commands call the SuperLink, with FLWR_HOME set to the folder's."""
+"""The SuperLink's name in Flower's commands, with FLWR_HOME set to the federation's folder."""
 START_SECONDS = 90.0
 STOP_SECONDS = 10.0
 RETRY_SECONDS = 5.0
@@ -34,7 +34,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Started:
-    """A process that was started for the federation."""
+    """A process of the federation."""
 
     role: str
     pid: int
@@ -62,7 +62,7 @@ class Loopback:
         return [Path(site) for site in self.read()["sites"]]
 
     def read(self) -> dict[str, Any]:
-        """Read what `start` wrote."""
+        """The description that `start` wrote."""
         values = read_object(self.file)
         if values is None:
             raise InputError(
@@ -75,7 +75,7 @@ class Loopback:
         return [Started(**one) for one in self.read()["processes"]]
 
     def start(self, clients: int, secure: bool) -> Iterator[str]:
-        """Start a SuperLink and `clients` sites; says what it does."""
+        """Start a SuperLink and `clients` sites; yields progress messages."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         copy_app(self.app)
         (port,) = free_ports(1)
@@ -107,13 +107,13 @@ class Loopback:
                 self._spawn(name, 0, [*node, "--partition", str(k)])
             for one in self.started():
                 if one.role != "superlink" and not self._has_joined(one, 0):
-                    raise InputError(f"the site {one.role} does not join: see {one.log}")
+                    raise InputError(f"the site {one.role} has not joined: see {one.log}")
         except BaseException:
             self.stop()
             raise
 
     def start_again(self) -> Iterator[str]:
-        """Start those of its processes that have ended, as they were."""
+        """Restart processes that have ended, with their original arguments."""
         for one in self.started():
             deadline = time.monotonic() + START_SECONDS
             while one.process() is None:
@@ -123,15 +123,15 @@ class Loopback:
                 if one.role == "superlink":
                     self._wait_for(one)
                 elif not self._has_joined(one, length):
-                    # For a minute after a site was killed, the SuperLink believes it alive and
-                    # refuses another with its key.
+                    # For a minute after a site is killed, the SuperLink considers it alive and
+                    # refuses another site with its key.
                     if time.monotonic() > deadline:
-                        raise InputError(f"the site {one.role} does not stay: see {one.log}")
-                    yield f"the SuperLink still takes the former {one.role} for alive; waiting"
+                        raise InputError(f"the site {one.role} keeps ending: see {one.log}")
+                    yield f"the SuperLink still considers the old {one.role} alive; waiting"
                     time.sleep(RETRY_SECONDS)
 
     def _has_joined(self, one: Started, length: int) -> bool:
-        """Whether a site was let in by the SuperLink; what it says begins at `length`."""
+        """Whether the SuperLink has admitted a site; reads its log from byte `length` on."""
         deadline = time.monotonic() + START_SECONDS
         while one.process() is not None and time.monotonic() < deadline:
             if JOINED.encode() in Path(one.log).read_bytes()[length:]:
@@ -140,13 +140,13 @@ class Loopback:
         return False
 
     def stop(self) -> list[Started]:
-        """End what still runs of it; gives those."""
+        """Stop the processes that are still running; returns them."""
         running = [one for one in self.started() if one.process()]
         stop(running)
         return running
 
     def flwr(self, *arguments: str) -> str:
-        """Run Flower's own command; its output, or its complaint as one sentence."""
+        """Run Flower's command; returns its output, or raises its error as one sentence."""
         done = subprocess.run(
             [command("flwr"), *arguments],
             env=self.environment(),
@@ -160,7 +160,7 @@ class Loopback:
         return done.stdout
 
     def fate(self, run: str) -> str | None:
-        """What Flower says of a run that has ended; None while it waits, starts or runs."""
+        """Flower's description of how a run ended; None while it is pending or running."""
         answer = json.loads(self.flwr("ls", CONNECTION, "--run-id", run, "--format", "json"))
         if not answer.get("success"):
             return f"the SuperLink does not know of it ({answer.get('error-message')})"
@@ -169,13 +169,13 @@ class Loopback:
         return f"Flower says {how}" if row["status"].startswith("finished") else None
 
     def remember_run(self, out: Path) -> None:
-        """Note where a run's results are."""
+        """Record the folder of a run's results."""
         values = self.read()
         runs = [run for run in values["runs"] if run != str(out)] + [str(out)]
         self._write(values | {"runs": runs})
 
     def environment(self) -> dict[str, str]:
-        """Flower's telemetry, update check and installing of dependencies are off."""
+        """Environment variables; telemetry, update check and dependency installs are off."""
         paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         return os.environ | {
             "PATH": os.pathsep.join(paths),
@@ -187,7 +187,7 @@ class Loopback:
         }
 
     def write_connection(self, port: int, node_tls: Sequence[str] | None) -> None:
-        """Tell Flower's own commands where the SuperLink is."""
+        """Write the SuperLink's address for Flower's commands."""
         security = "insecure = true" if node_tls is None else f'root-certificates = "{node_tls[1]}"'
         write_atomically(
             self.home / "config.toml",
@@ -196,7 +196,7 @@ class Loopback:
         )
 
     def _spawn(self, role: str, port: int, arguments: list[str]) -> Started:
-        """Start a process, and note it in the place of the former one of its role."""
+        """Start a process, and record it in place of the previous one with its role."""
         log = self.folder / "logs" / f"{role}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
@@ -219,7 +219,7 @@ class Loopback:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if one.process() is None:
-                raise InputError(f"the {one.role} ended at once: see {one.log}")
+                raise InputError(f"the {one.role} ended immediately: see {one.log}")
             try:
                 socket.create_connection((HOST, one.port), timeout=1).close()
                 return
@@ -232,7 +232,7 @@ class Loopback:
 
 
 def stop(started: Sequence[Started]) -> None:
-    """End processes and what they started in turn, gently, then not."""
+    """Terminate processes and their children, and kill those that do not end."""
     processes: list[psutil.Process] = []
     for one in started:
         if process := one.process():
@@ -249,9 +249,9 @@ def stop(started: Sequence[Started]) -> None:
 
 
 def running(pid: int, created: float) -> psutil.Process | None:
-    """The process of that number, if it is the one that was started then and has not ended.
+    """The process with that number, if it has that start time and has not ended.
 
-    A process that was killed keeps its number until its parent has taken note.
+    A killed process keeps its number until its parent has waited for it.
     """
     try:
         process = psutil.Process(pid)
@@ -275,7 +275,7 @@ def _unless_gone(end: Callable[[], None]) -> None:
 
 
 def copy_app(folder: Path) -> None:
-    """The thin Flower app, as a folder that `flwr run` takes."""
+    """Copy the thin Flower app into a folder for `flwr run`."""
     packaged = Path(__file__).resolve().parent / "app"
     try:
         shutil.copytree(
@@ -286,18 +286,18 @@ def copy_app(folder: Path) -> None:
 
 
 def command(name: str) -> str:
-    """A command of Flower's, beside our Python or on the PATH."""
+    """The path of one of Flower's commands, beside this Python or on the PATH."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise InputError(
-            f"there is no command {name}: install Flower with pip install 'pfedseq[flower]'"
+            f"the command {name} is missing: install Flower with pip install 'pfedseq[flower]'"
         )
     return found
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Ports that are currently free."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

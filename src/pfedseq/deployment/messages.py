@@ -1,7 +1,6 @@
-"""What a request and a reply say: the fields and the tensors of an envelope.
+"""Requests and replies: the fields and tensors of an envelope.
 
-Tensors travel as safetensors bytes, the same as on the wire engine: exact, and readable without
-pickle.
+Tensors are sent as safetensors bytes, as in the wire engine: exact, and readable without pickle.
 """
 
 from __future__ import annotations
@@ -18,34 +17,34 @@ from pfedseq.federation import Reply, Tensors
 
 @dataclass(frozen=True)
 class Request:
-    """All that a site must know to answer, since nothing of its process outlives a message."""
+    """Everything a site needs to answer, since its process may not outlive a message."""
 
     run: str
-    """Names the run for good: a run that is resumed has the name it began with."""
+    """The permanent name of the run, which it keeps when it is resumed."""
     method: str
     step: str
     round: int
     exchange: int
-    """Which of the round's exchanges this is: repeated where a message is, and by a server that
-    runs a round again."""
+    """The number of the exchange in the round; the same in a repeated message, and in a round that
+    the server runs again."""
     client: int
     """The site's number in this run."""
     kept: int
-    """The server may come back to the end of this round: the memory of then is still needed."""
+    """The server may return to the end of this round, so the memory at that point is kept."""
     config: str
     """The resolved config, as TOML."""
     classes: tuple[str, ...]
-    """The federation's classes, in the order of the logits; none before they are agreed on."""
+    """The federation's classes, in the order of the logits; empty before they are agreed on."""
     remembered: str = ""
-    """The stamp of the memory that the site should have; empty where none is known."""
+    """The stamp of the memory that the site should have; '' if unknown."""
 
     def envelope(self, down: Tensors) -> Envelope:
-        """Pack it with the tensors that the server sends."""
+        """Pack the request with the server's tensors."""
         return Envelope(asdict(self) | {"classes": list(self.classes)}, encode(down))
 
     @classmethod
     def of(cls, envelope: Envelope) -> Request:
-        """What `envelope` holds; anything else is refused."""
+        """The request in an envelope; refuses anything else."""
         try:
             return cls(**envelope.fields | {"classes": tuple(envelope.fields["classes"])})
         except (KeyError, TypeError) as problem:
@@ -56,25 +55,25 @@ class Request:
 
 @dataclass(frozen=True)
 class Card:
-    """Who a site says it is."""
+    """A site's identification."""
 
     name: str
     folder: str
-    """Drawn once for the site's folder: tells a restarted site from another of the same name."""
+    """Drawn once per folder, to distinguish a restarted site from another of the same name."""
     backbone: str
-    """Checksum of the frozen weights, where the site was asked who it is."""
+    """Checksum of the frozen weights; set in the answer to `hello`."""
     version: str
-    """Of pfedseq."""
+    """The site's version of pfedseq."""
     memory: str = ""
-    """The stamp of what the client remembers now, where that changed."""
+    """The stamp of the client's memory, if it changed."""
 
     def envelope(self, reply: Reply) -> Envelope:
-        """Pack it with the client's reply."""
+        """Pack the card with the client's reply."""
         return Envelope(asdict(self), encode(reply.tensors, reply.metrics))
 
 
 def read_reply(envelope: Envelope, device: torch.device | None) -> tuple[Reply, Card]:
-    """Read what `Card.envelope` packed."""
+    """The inverse of `Card.envelope`."""
     try:
         card = Card(**envelope.fields)
     except TypeError as problem:

@@ -1,11 +1,11 @@
 """A site's node: takes the server's messages from the SuperLink and answers them in this process.
 
-It stands where `flower-supernode` would and speaks the same fleet interface, with one difference:
-it never fetches, installs or runs an app. What a message can ask for is what the installed pfedseq
-answers, whoever sent it. And since PyTorch, backbone and data stay in memory between messages, an
-answer takes as long as its work.
+It replaces `flower-supernode` and uses the same fleet interface, with one difference: it never
+fetches, installs or runs an app. A message can only request what the installed pfedseq offers,
+whoever sent it. PyTorch, backbone and data stay in memory between messages, so an answer takes no
+longer than its computation.
 
-Built on parts of flwr that are not its public interface: pyproject.toml pins the minor version.
+It uses parts of flwr that are not public, so pyproject.toml pins flwr's minor version.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from pfedseq.deployment.envelope import Envelope
 from pfedseq.errors import InputError
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
-"""Seconds between two looks for a message: short after one came, longer in quiet times."""
+"""Seconds between two polls for a message: short after a message, longer when idle."""
 REJOIN_SECONDS = 5.0
 """Pause before a site that lost its connection joins again."""
 JOINED = "has joined the federation"
-"""In what a node says once the SuperLink has let it in."""
+"""Part of the message that a node prints once the SuperLink has admitted it."""
 
 Answering = Callable[[Envelope], Envelope]
 Tell = Callable[[str], None]
@@ -53,22 +53,22 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Link:
-    """The way to the SuperLink."""
+    """The connection settings for the SuperLink."""
 
     address: str
     """HOST:PORT."""
     root_certificates: Path | None
-    """Of the authority that has signed the SuperLink's certificate; none: without TLS."""
+    """The certificate of the authority behind the SuperLink's; None: no TLS."""
     key: Path | None
-    """The site's private key, in OpenSSH's format; none: a fresh one that need not be known."""
+    """The site's private key in OpenSSH's format; None: a new, unregistered one."""
 
     def connect(self) -> Any:
-        """A connection that says hello to the SuperLink, and goodbye when it is left."""
+        """A context manager that joins the SuperLink, and leaves it at the end."""
         host, colon, port = self.address.rpartition(":")
         if not colon or not host or not port.isdigit():
             raise InputError(f"--superlink {self.address} must be HOST:PORT")
         if self.key is not None and self.root_certificates is None:
-            raise InputError("a site's key needs TLS: give --root-certificates as well")
+            raise InputError("a site's key needs TLS: set --root-certificates as well")
         return http_request_response(
             self.address,
             self.root_certificates is None,
@@ -78,13 +78,15 @@ class Link:
 
 
 def read_key(path: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
-    """A site's pair of keys."""
+    """A site's private and public key."""
     try:
         key = load_ssh_private_key(read_file(path), None)
     except (ValueError, UnsupportedAlgorithm) as problem:
-        raise InputError(f"{path} holds no private key in OpenSSH's format: {problem}") from None
+        raise InputError(f"{path} is not a private key in OpenSSH's format: {problem}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InputError(f"{path} holds no elliptic-curve key: make one with pfedseq flower keys")
+        raise InputError(
+            f"{path} is not an elliptic-curve key: create one with pfedseq flower keys"
+        )
     return key, key.public_key()
 
 
@@ -99,15 +101,15 @@ def read_file(path: Path) -> bytes:
 def run_node(link: Link, name: str, answer: Answering, tell: Tell) -> None:
     """Answer the server's messages until the process is stopped.
 
-    Where messages cannot be taken or delivered, the site leaves and joins again: the server then
-    sends it once more what it has not answered.
+    If messages cannot be received or delivered, the site leaves and joins again; the server then
+    resends the messages that the site has not answered.
     """
     while True:
         with link.connect() as connection:
             tell(f"site {name} {JOINED} at {link.address} as node {connection[0]}")
             try:
                 _answer_all(connection, answer, tell)
-            except Exception as problem:  # Flower's connection would end the process without a word
+            except Exception as problem:  # Flower's connection would end the process silently
                 if not isinstance(problem, httpx.HTTPError):
                     traceback.print_exc()
                 tell(f"the connection failed ({_in_short(problem)}): joining again")
@@ -126,7 +128,7 @@ def _answer_all(connection: Any, answer: Answering, tell: Tell) -> NoReturn:
         pause = SHORTEST_PAUSE
         head, tree = received
         run = head.metadata.run_id
-        with contextlib.suppress(RunNotRunningException):  # nobody waits for it any more
+        with contextlib.suppress(RunNotRunningException):  # the run no longer waits for it
             message = pull_and_inflate_object_from_tree(
                 tree, partial(pull_object, run), partial(confirm, run), return_type=Message
             )
@@ -137,12 +139,12 @@ def _answer_all(connection: Any, answer: Answering, tell: Tell) -> NoReturn:
 
 
 def _in_short(problem: Exception) -> str:
-    """The first line of what went wrong; httpx adds where to read about status codes."""
+    """The first line of an error message; httpx appends a link about status codes."""
     return (str(problem).splitlines() or [""])[0] or type(problem).__name__
 
 
 def answered(message: Message, answer: Answering, tell: Tell) -> Message:
-    """The reply to a message; where it cannot be answered, the reason in its place."""
+    """The reply to a message, or the reason why it cannot be answered."""
     round_, kind = message.metadata.group_id, message.metadata.message_type
     tell(f"round {round_}: asked to {kind}")
     try:
@@ -150,7 +152,7 @@ def answered(message: Message, answer: Answering, tell: Tell) -> Message:
     except InputError as problem:
         tell(f"round {round_}: not answered: {problem}")
         reason = str(problem)
-    except Exception as problem:  # the server is told, and the node goes on with the next
+    except Exception as problem:  # reported to the server; the node continues with the next
         traceback.print_exc()
         reason = f"{type(problem).__name__}: {problem}"
     else:

@@ -1,4 +1,4 @@
-"""Flower's post office: messages to nodes, and what has come back."""
+"""Sends messages to nodes and collects their replies, through Flower's Grid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfedseq.deployment.envelope import Envelope
 from pfedseq.deployment.messages import Request
 
 BY_ITSELF = (2, 1)
-"""Flower's error codes for a client that failed by itself: sending again would not help."""
+"""Flower's error codes for a client that failed itself, for which resending does not help."""
 CRASHED = 8
 """Flower's error code for a client that was killed."""
 _FLOWER_WRAPPING = re.compile(r"^<class '[\w.]+'>:<'(.*)'>$", re.DOTALL)
@@ -21,23 +21,23 @@ _FLOWER_WRAPPING = re.compile(r"^<class '[\w.]+'>:<'(.*)'>$", re.DOTALL)
 
 @dataclass(frozen=True)
 class Node:
-    """One start of a site's node; a restarted one is another, even under the same number."""
+    """One start of a site's node; a restarted node is another one, even with its old number."""
 
     number: int
     activated: str
     name: str
-    """As registered; empty where nodes need not be."""
+    """The registered name; '' if nodes need not be registered."""
 
 
 def push(
     grid: Any, request: Request, contents: Sequence[tuple[Node, Envelope]], seconds: float
 ) -> list[str | None]:
-    """Send them, valid for `seconds`; the messages' ids in order, None where one was refused."""
+    """Send messages, valid for `seconds`; returns their ids in order, None for refused ones."""
     if not contents:
         return []
     evaluations = dict.fromkeys(("evaluate", "evaluate_mean", "assess"), "evaluate")
     kind = {**evaluations, "hello": "query", "export": "query"}.get(request.step, "train")
-    messages = [  # a list: Flower goes over it twice
+    messages = [  # a list, because Flower iterates over it twice
         Message(
             content.to_records(),
             node.number,
@@ -52,13 +52,13 @@ def push(
 
 
 def pull(grid: Any, messages: Iterable[str]) -> list[Message]:
-    """The replies that have come to any of the messages."""
+    """The replies that have arrived to any of the messages."""
     ids = list(messages)
     return list(grid.pull_messages(ids)) if ids else []
 
 
 def failure(message: Message) -> str:
-    """What a failed client said, without Flower's wrapping."""
+    """A failed client's error message, without Flower's wrapping."""
     said = str(message.error.reason or f"error {message.error.code}")
     unwrapped = _FLOWER_WRAPPING.match(said)
     return unwrapped[1] if unwrapped else said

@@ -1,8 +1,8 @@
-"""The fence around a SuperLink: an nginx that lets the sites' interface through and nothing else.
+"""The proxy in front of a SuperLink: an nginx that passes on only the sites' interface.
 
-A SuperLink serves three interfaces on one port. `/v1/fleet/` is for the sites, who sign every
-request with their keys; `/v1/control/` runs apps for whoever asks, and `/v1/runtime/` is for the
-SuperLink's own processes. So the SuperLink listens on 127.0.0.1, and this proxy outside.
+A SuperLink serves three interfaces on one port. `/v1/fleet/` is for the sites, which sign every
+request with their keys; `/v1/control/` runs apps for any caller, and `/v1/runtime/` is for the
+SuperLink's own processes. So the SuperLink listens on 127.0.0.1, and this proxy on the network.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
 
 LARGEST_REQUEST = "64m"
-"""Flower cuts what it sends into smaller pieces than that."""
+"""nginx's limit on a request; Flower sends smaller chunks."""
 
 
 def write_proxy(folder: Path, certificates: Path, listen: str, superlink: str) -> Path:
-    """Write nginx.conf into a folder of the proxy's own; gives its path."""
+    """Write nginx.conf into the proxy's folder; returns its path."""
     folder, certificates = folder.absolute(), certificates.absolute()
     for file in ("ca.crt", "server.pem", "server.key"):
         if not (certificates / file).is_file():
-            raise InputError(f"{certificates} holds no {file}: make it with pfedseq flower keys")
+            raise InputError(f"{certificates} has no {file}: create it with pfedseq flower keys")
     for address in (listen, superlink):
         host, colon, port = address.rpartition(":")
         if not colon or not host or not port.isdigit():
             raise InputError(f"{address} must be HOST:PORT")
     if any(c in f"{folder}{certificates}" for c in ' ;{}"\n'):
-        raise InputError("nginx takes no path with blanks, quotes, braces or semicolons")
+        raise InputError("nginx does not accept paths with blanks, quotes, braces or semicolons")
     path = folder / "nginx.conf"
     write_atomically(path, _config(folder, certificates, listen, superlink))
     return path
@@ -39,7 +39,7 @@ def _config(folder: Path, certificates: Path, listen: str, superlink: str) -> st
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     return f"""\
-# Written by `pfedseq flower proxy`. Only what begins with /v1/fleet/ reaches the SuperLink.
+# Written by `pfedseq flower proxy`. Only requests to /v1/fleet/ reach the SuperLink.
 worker_processes auto;
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
@@ -64,7 +64,7 @@ http {{
         client_body_timeout 60s;
         limit_conn sites 64;
 
-        # Sites are registered by the operator and are sent no app.
+        # The operator registers the sites, and no app is sent to them.
         location = /v1/fleet/register-node {{
             return 403;
         }}
@@ -80,7 +80,7 @@ http {{
             proxy_ssl_verify on;
             proxy_ssl_name localhost;  # nginx compares names, not addresses
             proxy_read_timeout 120s;
-            # Nothing is put into files on its way, which nginx's workers may not be able to write.
+            # No temporary files, which nginx's workers may not be able to write.
             proxy_request_buffering off;
             proxy_max_temp_file_size 0;
         }}

@@ -1,4 +1,4 @@
-"""Which sites are there: who has said hello, who comes late, and who is refused."""
+"""The sites of a federation: those that have said hello, latecomers, and refused ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pfedseq.errors import InputError
 from pfedseq.federation import Hello
 
 HELLO_SECONDS = 120.0
-"""How long a node that just appeared may take to say who it is."""
+"""Time limit for a new node to identify itself."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A site that has said hello, and the node it is at."""
+    """A site that has said hello, and its node."""
 
     node: Node
     card: Card
@@ -31,10 +31,10 @@ class Guest:
 
 
 class Roll:
-    """The sites that are there, by name; `members` are those of a run that has begun before.
+    """The sites that are online, by name; `members` are the sites of a run that is continued.
 
-    Once a run has begun, `admit` is asked about sites that come later; it raises InputError where
-    one is not let in.
+    Once a run has started, `admit` decides about sites that join later; it raises InputError to
+    refuse one.
     """
 
     def __init__(
@@ -48,23 +48,23 @@ class Roll:
     ) -> None:
         self.grid, self.request, self.pause, self.note = grid, request, pause, note
         self.check: Callable[[Guest], None] = lambda guest: None
-        """Asked about a member that has come back; raises InputError where it is not taken back."""
+        """Decides about a member that has returned; raises InputError to refuse it."""
         self.problems: dict[str, str] = {}
-        """Why a site was not let in or could not answer, by its name, until it does."""
+        """The reason why a site was refused or could not answer, by name, until it answers."""
         self.admit = admit or _nobody
         self.guests: dict[str, Guest] = {}
         self.strangers: dict[str, Guest] = {}
-        """Sites that have said hello after the run began, and wait for the next round."""
+        """Sites that said hello after the run started and wait for the next round."""
         self.members = None if members is None else dict(members)
-        """The sites of the run; the order is that of their numbers. None before it has begun."""
+        """The sites of the run, in the order of their numbers; None before it has started."""
         self._asked: dict[Node, tuple[str, float]] = {}
         self._known: set[Node] = set()
         self._refused: list[str] = []
 
     def gather(self, expected: int, seconds: float, tell: Callable[[str], None]) -> None:
-        """Wait until `expected` sites have said hello; those that come later are strangers.
+        """Wait until `expected` sites have said hello; sites that join later are strangers.
 
-        Of a run that has begun before, any of its sites will do to go on.
+        A run that is continued needs only one of its sites.
         """
         deadline, told = time.monotonic() + seconds, -1
         while len(self.guests) < expected and (in_time := time.monotonic() < deadline):
@@ -87,11 +87,11 @@ class Roll:
             self.members = {name: self.guests[name].hello for name in self.names()}
 
     def names(self) -> list[str]:
-        """Those that have said hello, in order."""
+        """The names of the sites that have said hello, in order."""
         return in_name_order(self.guests)
 
     def look(self) -> dict[str, Node]:
-        """The nodes that are online now, by site; who is new is asked for its name."""
+        """The nodes that are online now, by site; new nodes are asked to identify themselves."""
         online = {
             Node(info.node_id, info.last_activated_at, info.name)
             for info in self.grid.get_nodes()
@@ -124,7 +124,7 @@ class Roll:
                 said, card = read_reply(Envelope.of_records(reply.content), None)
                 hello = Hello.of(said)
             except InputError as problem:
-                self._refuse(f"site {node.name or node.number} cannot be understood: {problem}")
+                self._refuse(f"site {node.name or node.number}: {problem}")
                 continue
             if node.name:
                 card = replace(card, name=node.name)
@@ -137,13 +137,13 @@ class Roll:
             self.strangers[name] = guest
         elif self.members is not None and guest.hello != self.members[name]:
             self._refuse(
-                f"site {name} has come back with other data than it had: it is not asked until "
-                "it brings back the former, or a new run is begun",
+                f"site {name} has returned with different data: it is ignored until the original "
+                "data are restored or a new run is started",
                 name,
             )
         elif holder and holder.card.folder != guest.card.folder and holder.node in online:
             self._refuse(
-                f"two sites are called {name}: give each a --name of its own, or a key that is "
+                f"two sites are called {name}: give each a different --name, or a key that is "
                 "registered under another name",
                 name,
             )
@@ -162,7 +162,7 @@ class Roll:
             self.note("joined", name, **about, backbone=card.backbone, examples=counts)
 
     def let_in(self) -> dict[str, Node]:
-        """The nodes that are online now, by site, strangers that may come in among them."""
+        """The nodes that are online now, by site, after admitting strangers that may join."""
         online = self.look()
         for name in in_name_order(self.strangers):
             guest = self.strangers.pop(name)
@@ -171,7 +171,7 @@ class Roll:
             except InputError as problem:
                 self._refuse(str(problem), name)
                 continue
-            assert self.members is not None  # nobody is a stranger before
+            assert self.members is not None  # there are no strangers before the run has started
             self.members[name] = guest.hello
             self.guests[name] = guest
             self.note("joined", name, node=guest.node.number, version=guest.card.version)
@@ -187,10 +187,10 @@ class Roll:
 
 
 def _nobody(guest: Guest) -> None:
-    """The run is closed to all that come later."""
-    raise InputError(f"site {guest.card.name} was not there when the run began: it is not asked")
+    """Refuse every site that joins after the start."""
+    raise InputError(f"site {guest.card.name} was not part of the run at its start: it is ignored")
 
 
 def in_name_order(names: Iterable[str]) -> list[str]:
-    """Numbers by their value, before names by the alphabet."""
+    """Sort numeric names by value, followed by the others in alphabetical order."""
     return sorted(names, key=lambda n: (not n.isdigit(), int(n) if n.isdigit() else 0, n))

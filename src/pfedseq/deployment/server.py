@@ -1,8 +1,8 @@
-"""A run whose clients are sites on other machines: the server's side of it.
+"""The server's side of a run whose clients are sites on other machines.
 
-The server holds no data. It learns from the sites' hellos how many examples each has and of which
-classes, and writes that down with the run; when it was cut off it goes on from its checkpoint with
-those of the same sites that are there. A site that comes later is let in before a round begins.
+The server holds no data. The sites' hellos tell it how many examples each site has and of which
+classes, which it records with the run. After an interruption it continues from its checkpoint with
+the sites of the run that are online. A site that joins later is admitted between two rounds.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Federation:
-    """Where a method is run when its clients are elsewhere; a `runs.run.Stage`."""
+    """Runs methods whose clients are on other machines; a `runs.run.Stage`."""
 
     config: Config
     ledger: Ledger
     roll: Roll
     first: Mapping[str, Hello]
-    """The sites that were there when the run began."""
+    """The sites that took part when the run started."""
     classes: tuple[str, ...]
     workload: Workload
 
     @property
     def model(self) -> AdaptedModel:
-        """The adapted model; its backbone is the sites' as well."""
+        """The adapted model, with the same backbone as at the sites."""
         return self.workload.model
 
     @property
     def names(self) -> list[str]:
-        """All sites that have been let in, by number."""
+        """The names of all admitted sites, by number."""
         return list(self.roll.members or ())
 
     @property
     def device(self) -> torch.device:
-        """Where the server's tensors live."""
+        """The device of the server's tensors."""
         return self.model.device
 
     @cached_property
@@ -75,7 +75,7 @@ class Federation:
         return self.workload.auxiliary()
 
     def made_with(self, name: str) -> MadeWith:
-        """What a method's numbers depend on, for its checkpoints."""
+        """The settings that a method's results depend on, for its checkpoints."""
         sites = sites_record(self.config, self.first, self.first, self.classes)
         options = options_made_with(self.config, name, self.device)
         return options | {"sites and their data": digest(sites)}
@@ -116,10 +116,10 @@ def serve(
     pause: float = 0.05,
     accept: Sequence[str] = (),
 ) -> RunSummary:
-    """Run a config into the folder `out`, or go on with the run that is there, over a Grid.
+    """Run a config into the folder `out`, or continue the run in it, over a Grid.
 
-    However it ends is written to federation.json: Flower itself reports no failure. The sites named
-    in `accept` may go on from whatever memory they have.
+    The outcome is written to federation.json, because Flower itself does not report failures. The
+    sites named in `accept` may continue from whatever memory they have.
     """
     folder, status = RunFolder(out), StatusFile(out)
     if folder.config.exists():
@@ -127,12 +127,12 @@ def serve(
         if config is not None:
             folder.check_options(load_config(config).sized())
     elif config is None:
-        raise InputError(f'{out} holds no run to continue: give config="FILE.toml" as well')
+        raise InputError(f'{out} has no run to continue: set config="FILE.toml" as well')
     else:
         checked = load_config(config).sized()
         RunFolder.check_vacant(out)
         folder = RunFolder.create(out, dump_config(checked))
-    with refusing_company(out):  # who is refused leaves the live run's status alone
+    with refusing_company(out):  # a refused process must not change the live run's status
         try:
             summary = _serve(grid, folder, checked, status, tell, pause, accept)
         except BaseException as problem:
@@ -155,8 +155,8 @@ def _serve(
     epsilon = config.privacy.spent(config.run.rounds, len(config.run.methods))
     if config.federation.late_clients or config.federation.leaving_clients:
         raise InputError(
-            "federation.late_clients and leaving_clients are simulated in one process only: real "
-            "sites come when they come, and federation.gone_after says when they have left"
+            "federation.late_clients and leaving_clients only apply to simulations in one process; "
+            "real sites may join at any time, and federation.gone_after decides when one has left"
         )
     data, audit = folder.read_data(), Audit(folder.path)
     begun = _members(data)
@@ -168,13 +168,13 @@ def _serve(
     roll = Roll(grid, request, pause, begun, note=audit)
     for name in accept:
         if name not in (begun or {}):
-            raise InputError(f"accept names {name}, which is no site of this run")
+            raise InputError(f"accept names {name}, which is not a site of this run")
         ledger.forget(name)
         audit("accepted", name, reason="the operator accepts whatever memory it has")
-        tell(f"site {name} may go on from whatever memory it has")
+        tell(f"site {name} may continue from whatever memory it has")
     expected = len(begun) if begun else config.flower.sites or config.data.num_clients
     if expected is None:
-        raise InputError("say how many sites take part: flower.sites = 3")
+        raise InputError("set the number of sites that take part, for example flower.sites = 3")
 
     def heard(sentence: str) -> None:
         status.write("gathering", sentence)
@@ -198,7 +198,7 @@ def _serve(
         check_equipment([guest], checksum)
         sites = {**(roll.members or {}), guest.card.name: guest.hello}
         folder.replace_data(sites_record(config, sites, first, classes))
-        tell(f"site {guest.card.name} has come")
+        tell(f"site {guest.card.name} has joined")
 
     roll.admit = admit
     roll.check = lambda guest: check_equipment([guest], checksum)
@@ -220,7 +220,7 @@ def _serve(
             if name in roll.problems:
                 tell(roll.problems[name])
 
-    status.write("running", "round 1 has begun", sites=federation.names)
+    status.write("running", "round 1 has started", sites=federation.names)
     for name in config.run.methods:
         run_method(federation, folder, name, after, tell)
     return folder.write_summary(epsilon)
@@ -238,7 +238,7 @@ def agreed_classes(hellos: Mapping[str, Hello], rule: str, tell: Tell) -> tuple[
         what = f"only one of them has {', '.join(only)}" if only else "in another order"
         raise InputError(
             f"sites {first} and {name} do not have the same classes ({what}): rename the folders "
-            'of one, or let them be merged by name with flower.classes = "merge"'
+            'of one, or merge them by name with flower.classes = "merge"'
         )
     merged = tuple(sorted({c for one in hellos.values() for c in one.class_names}))
     tell(f"the sites' classes are merged by name: {len(merged)} in all")
@@ -246,38 +246,37 @@ def agreed_classes(hellos: Mapping[str, Hello], rule: str, tell: Tell) -> tuple[
 
 
 def check_equipment(guests: Iterable[Guest], checksum: str) -> None:
-    """Refuse sites that would compute something else: another backbone, another pfedseq."""
+    """Refuse sites with another backbone or another version of pfedseq."""
     own = version("pfedseq")
     for guest in guests:
         card = guest.card
         if card.version != own:
             raise InputError(
-                f"site {card.name} runs pfedseq {card.version} and the server {own}: "
-                "install the same"
+                f"site {card.name} runs pfedseq {card.version}, but the server runs {own}: "
+                "install the same version"
             )
         if card.backbone != checksum:
             raise InputError(
-                f"site {card.name} has other backbone weights than the server: compare the files "
-                "that model.backbone and the site's node config name"
+                f"site {card.name} has different backbone weights from the server: compare the "
+                "files that model.backbone and the site's node config name"
             )
 
 
 def check_newcomer(guest: Guest, config: Config, classes: Sequence[str]) -> None:
-    """Refuse a site that comes too late for the run, or with classes that the run does not know."""
-    late = f"site {guest.card.name} was not there when the run began"
+    """Refuse a site that joins too late, or whose classes the run does not have."""
+    late = f"site {guest.card.name} was not part of the run at its start"
     if not config.flower.newcomers:
-        raise InputError(f"{late}, and flower.newcomers is false: it is not asked")
+        raise InputError(f"{late}, and flower.newcomers is false: it is ignored")
     for name in config.run.methods:
         if why := find_method(name).server.needs_everyone:
             raise InputError(
-                f"{late}, and {name} needs all sites from the first round on ({why}): it is not "
-                "asked"
+                f"{late}, and {name} needs all sites from the first round on ({why}): it is ignored"
             )
     theirs = guest.hello.class_names
     unknown = sorted(set(theirs) - set(classes))
     if unknown or (config.flower.classes == "same" and theirs != tuple(classes)):
         what = f"images of {', '.join(unknown)}" if unknown else "other classes or another order"
-        raise InputError(f"{late}, and has {what}: it is not asked until its folders are renamed")
+        raise InputError(f"{late}, and has {what}: it is ignored until its folders are renamed")
 
 
 def sites_record(
@@ -286,7 +285,7 @@ def sites_record(
     first: Collection[str],
     classes: Sequence[str],
 ) -> DataRecord:
-    """What partition.json holds of a federation: counts, where a run in one place has indices.
+    """The content of partition.json for a federation: counts instead of a local run's indices.
 
     Sites that were not among the `first` are marked.
     """
@@ -315,7 +314,7 @@ def sites_record(
 
 
 def _members(record: DataRecord | None) -> dict[str, Hello] | None:
-    """The sites of a run that has begun, as they introduced themselves then."""
+    """The sites of a run that has started, with their hellos; None before."""
     if record is None:
         return None
     return {

@@ -1,7 +1,7 @@
-"""A site of a federation: its own data and model, as its owner configured them.
+"""A site of a federation: its data and model, as its owner configured them.
 
-What a site reads is named by its owner, in the node config, never by a message: a folder of images
-(`data`), or the run's own data set, of which it is the client `partition-id`.
+The node config, never a message, names the data that a site reads: a folder of images (`data`), or
+the run's own data set, of which the site is the client `partition-id`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pfedseq.workloads.workload import Workload
 
 
 def adjusted(mine: SiteConfig, text: str) -> Config:
-    """The run's config with what this site has elsewhere."""
+    """The run's config with this site's own paths and device."""
     config = make_config(tomllib.loads(text))
     if mine.backbone is not None:
         model = config.model.model_copy(update={"backbone": mine.backbone})
@@ -45,7 +45,7 @@ def adjusted(mine: SiteConfig, text: str) -> Config:
 
 
 def own_data(mine: SiteConfig, run: DataConfig) -> DataConfig:
-    """A [data] section for the site's own examples, split as the run says."""
+    """A [data] section for the site's examples, with the run's splits."""
     assert mine.data is not None
     kind = find_workload(run)
     given: dict[str, Any] = {"name": kind.own_data, "source": str(mine.data)}
@@ -54,7 +54,7 @@ def own_data(mine: SiteConfig, run: DataConfig) -> DataConfig:
             given = tomllib.loads(mine.data.read_text(encoding="utf-8"))["data"]
         except (OSError, tomllib.TOMLDecodeError, KeyError) as problem:
             raise InputError(
-                f"site {mine.name}: {mine.data} holds no [data] section ({problem})"
+                f"site {mine.name}: {mine.data} has no valid [data] section ({problem})"
             ) from None
     common = run.model_dump(include={"train_fraction", "validation_fraction"})
     alone = {"partition": "iid", "num_clients": 1}
@@ -62,7 +62,7 @@ def own_data(mine: SiteConfig, run: DataConfig) -> DataConfig:
 
 
 def equip(mine: SiteConfig, request: Request, place: Path) -> Equipment:
-    """The client's half of the request's method, around this site's data and backbone."""
+    """The client's half of the request's method, with this site's data and backbone."""
     config, workload, site, examples = _site(mine, request.config, request.classes)
     method = find_method(request.method)
     torch.set_num_threads(config.engine.threads_per_client)
@@ -83,10 +83,10 @@ def equip(mine: SiteConfig, request: Request, place: Path) -> Equipment:
 
 
 def own_noise(config: PrivacyConfig, folder: SiteFolder, request: Request) -> Privacy | None:
-    """Clipping and noise that the server cannot know, since it follows from the site's secret.
+    """Clipping, and noise that the server cannot know because it depends on the site's secret.
 
-    A message that comes twice is answered twice alike, so that asking again tells nothing new; one
-    that differs in anything gets noise of its own.
+    A repeated message gets the same answer, so that repeating it reveals nothing new; a message
+    that differs in any way gets different noise.
     """
     if config.noise is None:
         return None
@@ -103,7 +103,7 @@ def own_noise(config: PrivacyConfig, folder: SiteFolder, request: Request) -> Pr
 
 
 def with_classes(examples: ExampleSet, classes: tuple[str, ...], site: str) -> ExampleSet:
-    """The same examples labelled in the federation's order of classes."""
+    """The examples with labels in the federation's order of classes."""
     if isinstance(examples, DialogueSet) or examples.class_names == classes:
         return examples
     missing = sorted(set(examples.class_names) - set(classes))
@@ -120,7 +120,7 @@ def with_classes(examples: ExampleSet, classes: tuple[str, ...], site: str) -> E
 def _site(
     mine: SiteConfig, text: str, classes: tuple[str, ...]
 ) -> tuple[Config, Workload, ExampleSite, ExampleSet]:
-    """Data and model of this site, kept as long as its process lives."""
+    """This site's data and model, kept for the lifetime of the process."""
     config = adjusted(mine, text)
     data = _data(config.data if mine.data is None else own_data(mine, config.data), config.run.seed)
     examples = data.examples
@@ -130,7 +130,7 @@ def _site(
     if number >= len(data.clients):
         raise InputError(
             f"site {mine.name} has partition-id={number}, but the run's data are divided among "
-            f"{len(data.clients)} clients, counted from 0"
+            f"{len(data.clients)} clients, numbered from 0"
         )
     data = replace(data, examples=examples, clients=(data.clients[number],))
     workload = _workload(dump_config(config), len(examples.class_names))
@@ -139,11 +139,11 @@ def _site(
 
 
 _data = lru_cache(maxsize=1)(load_data)
-"""A simulation's sites share one process, and the run's data."""
+"""In a simulation, the sites share one process and the run's data."""
 
 
 @lru_cache(maxsize=1)
 def _workload(text: str, num_classes: int) -> Workload:
-    """The backbone that all sites of a process share."""
+    """The workload, whose backbone all sites of a process share."""
     config = make_config(tomllib.loads(text))
     return find_workload(config.data).load(config, num_classes)

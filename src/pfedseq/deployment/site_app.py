@@ -1,6 +1,6 @@
-"""What answers a message at a site, in whatever process it comes in.
+"""Answers a message at a site, in pfedseq's node or in Flower's client process.
 
-PyTorch is imported only where an answer is computed.
+PyTorch is imported only when an answer is computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pfedseq.deployment.site_config import SiteConfig
 
 
 def answered(content: Any, node: Mapping[str, Any], run: Mapping[str, Any]) -> Any:
-    """The content of the reply to a message's content, in Flower's own client process."""
+    """The content of the reply to a message's content, in Flower's client process."""
     return answer_here(SiteConfig.read(node, run), Envelope.of_records(content)).to_records()
 
 

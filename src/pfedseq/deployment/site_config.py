@@ -1,4 +1,4 @@
-"""What a site's owner says of it: by the options of `pfedseq flower site`, or a node config."""
+"""A site's settings by its owner: options of `pfedseq flower site`, or a node config."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from typing import Any
 from pfedseq.errors import InputError
 
 KNOWN = ("name", "partition-id", "num-partitions", "data", "state", "backbone", "device")
-"""What a node config may say."""
+"""The keys of a node config."""
 
 
 @dataclass(frozen=True)
 class SiteConfig:
-    """What a site's owner says of it."""
+    """A site's settings."""
 
     name: str
     folder: Path
-    """Where the client's memory and personal models are kept."""
+    """The folder of the client's memory and personal models."""
     partition: int | None = None
     data: Path | None = None
     """A folder of images, or a TOML file with a [data] section."""
     backbone: str | None = None
-    """Where the backbone lies at this site, if not where the server's config says."""
+    """The path of the backbone at this site, if it differs from the server's config."""
     device: str | None = None
 
     @classmethod
     def read(cls, node: Mapping[str, Any], run: Mapping[str, Any]) -> SiteConfig:
-        """From the node config; only Flower's simulation, which has none, takes the run's folder.
+        """Read a node config; Flower's simulation, which has no state, uses the run's folder.
 
-        Raises InputError for what a site cannot be without.
+        Raises InputError if a required key is missing.
         """
         unknown = sorted(set(node) - set(KNOWN))
         if unknown:
             raise InputError(
-                f"the node config has the unknown key {unknown[0]!r}: known are {', '.join(KNOWN)}"
+                f"the node config has the unknown key {unknown[0]!r}: use {', '.join(KNOWN)}"
             )
         partition = node.get("partition-id")
         if partition is None and "data" not in node:
             raise InputError(
-                'the node config names no data: give data="/folder/of/images", or partition-id=0 '
+                'the node config names no data: set data="/folder/of/images", or partition-id=0 '
                 "for a part of the run's own data set"
             )
         name = str(node.get("name", partition if partition is not None else ""))
@@ -53,7 +53,7 @@ class SiteConfig:
             folder = Path(str(run["sites"])) / f"site_{name}"
         else:
             raise InputError(
-                "the node config names no folder for the client's memory: give "
+                "the node config names no folder for the client's memory: set "
                 'state="/folder/of/this/site"'
             )
         return cls(

@@ -1,9 +1,9 @@
-"""A client's site: one message, answered by a client that is rebuilt from the site's folder.
+"""A site's folder, from which the client is rebuilt to answer each message.
 
-The folder is the site's own. It holds the client's memory (its head, whatever its method keeps),
-written whole or not at all under the round and the exchange that it belongs to: a message that
-comes twice is answered twice alike, and a server that goes back to its last checkpoint finds the
-memory of then.
+The folder belongs to the site. It contains the client's memory (its head, and whatever its method
+keeps), written atomically under the round and exchange that it belongs to. A repeated message thus
+gets the same answer, and a server that returns to its last checkpoint finds the memory of that
+time.
 """
 
 from __future__ import annotations
@@ -36,38 +36,40 @@ from pfedseq.files import only_one_process, write_atomically
 
 @dataclass(frozen=True)
 class Equipment:
-    """What a site needs to answer: the client's half of the method, its data, its backbone."""
+    """Everything a site needs to answer: the client's half of the method, data and backbone."""
 
     client: type[Client]
     config: MethodConfig
     site: Site
     device: torch.device
     backbone: str
-    """Checksum of the frozen weights, where the site is asked who it is."""
+    """Checksum of the frozen weights; set for `hello`."""
     version: str
-    """Of pfedseq."""
+    """The version of pfedseq."""
     payload: PayloadKind = "float32"
-    """How tensors are sent up."""
+    """The encoding of tensors sent to the server."""
     privacy: Privacy | None = None
-    """What is done to updates before they leave."""
+    """Clipping and noise for updates before they are sent."""
 
 
 Equip = Callable[[Request, Path], Equipment]
-"""Makes a site's equipment for a request; the folder is where its personal model goes."""
+"""Creates a site's equipment for a request, given the folder for its personal model."""
 
 
 class SiteFolder:
-    """What a site keeps between messages, runs and restarts; nobody else reads it."""
+    """A site's private storage, kept between messages, runs and restarts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as problem:
-            raise InputError(f"cannot make the site's folder {path}: {problem.strerror}") from None
+            raise InputError(
+                f"cannot create the site's folder {path}: {problem.strerror}"
+            ) from None
 
     def identity(self) -> str:
-        """A number drawn when the folder was first used."""
+        """An identifier drawn when the folder is first used."""
         file = self.path / "identity"
         with only_one_process(file):
             if not file.exists():
@@ -75,7 +77,7 @@ class SiteFolder:
             return file.read_text(encoding="utf-8").strip()
 
     def secret(self) -> bytes:
-        """Random bytes that never leave the site: what its noise is drawn from."""
+        """Random bytes that never leave the site, the seed of its noise."""
         file = self.path / "noise.key"
         with only_one_process(file):
             if not file.exists():
@@ -83,10 +85,12 @@ class SiteFolder:
             return file.read_bytes()
 
     def run(self, run: str, method: str) -> Path:
-        """Where all of one method of one run lies; a name out of a message leads nowhere else."""
+        """The folder of one method of one run; refuses names that point elsewhere."""
         for part in (run, method):
             if not part or not all(c.isalnum() or c in "-_" for c in part):
-                raise InputError(f"the server's message names a run or method {part!r}: refused")
+                raise InputError(
+                    f"the server's message is refused: it names a run or method {part!r}"
+                )
         return self.path / run / method
 
     def memory(self, run: str, method: str) -> SiteMemory:
@@ -95,13 +99,13 @@ class SiteFolder:
 
 
 class SiteMemory:
-    """A client's memory after each exchange that changed it, as far back as it may be needed."""
+    """A client's memory after each exchange that changed it, as far back as needed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def before(self, version: Version, device: torch.device) -> Tensors:
-        """The newest memory that is older than `version`; empty where there is none."""
+        """The newest memory older than `version`; {} if there is none."""
         older = [v for v in self._versions() if v < version]
         if not older:
             return {}
@@ -111,12 +115,12 @@ class SiteMemory:
         except (SafetensorError, OSError) as problem:
             raise InputError(
                 f"the client's memory in {file} is not readable ({problem}); restore it from a "
-                "backup, or delete it to go on from an older one"
+                "backup, or delete it to continue from an older one"
             ) from None
         return tensors
 
     def check(self, remembered: str) -> None:
-        """Refuse to go on from a memory that is not the one the server knows of."""
+        """Refuse to continue from a memory other than the one the server recorded."""
         if not remembered:
             return
         version, checksum = read_stamp(remembered)
@@ -133,17 +137,15 @@ class SiteMemory:
             ) from None
         if hashlib.sha256(content).hexdigest() != checksum:
             raise InputError(
-                f"its memory of round {version[0]} is not what it was ({file} has another "
+                f"its memory of round {version[0]} has changed ({file} has another "
                 f"checksum): {advice}"
             )
 
     def put(self, version: Version, state: Tensors, kept: int) -> str:
-        """Keep `state`, and forget what came after it and what nobody can come back to.
+        """Store `state`, and delete later memories and those no longer needed; returns its stamp.
 
-        Gives the stamp of what is kept.
-
-        The server may come back to the end of round `kept`, so the newest memory up to there
-        stays, and all since.
+        The server may return to the end of round `kept`, so the newest memory up to that point and
+        all later ones are kept.
         """
         content = encode_state(state)
         write_atomically(self._file(version), content)
@@ -180,7 +182,7 @@ def answer_envelope(envelope: Envelope, name: str, folder: SiteFolder, equip: Eq
 def _answered(
     request: Request, payload: bytes, tools: Equipment, memory: SiteMemory
 ) -> tuple[Reply, str]:
-    """The client's reply, and the stamp of its memory where that changed."""
+    """The client's reply, and the stamp of its memory ('' if unchanged)."""
     reading = request.step in tools.client.reading_steps
     version: Version = (request.round, math.inf if reading else request.exchange)
     down = decode(payload, tools.device).tensors

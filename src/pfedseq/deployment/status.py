@@ -1,4 +1,4 @@
-"""How a federation's run stands: a small file in its folder, for whoever watches."""
+"""The status of a federated run: a small file in its folder, for monitoring."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pfedseq.files import read_object, write_atomically
 
 
 class StatusFile:
-    """federation.json in the run's folder: how it stands, for whoever watches."""
+    """federation.json in the run's folder: the run's status, for monitoring."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "federation.json"
 
     def write(self, state: str, sentence: str, **more: Any) -> None:
-        """`state` is gathering, running, finished or failed; `sentence` says more."""
+        """Write a status: gathering, running, finished or failed, with a sentence."""
         values = self.read() | {"state": state, "sentence": sentence, "at": time.time()} | more
         write_atomically(self.path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def read(self) -> dict[str, Any]:
-        """What was last written; empty before that."""
+        """The last status written; {} if there is none."""
         return read_object(self.path) or {}

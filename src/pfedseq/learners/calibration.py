@@ -219,9 +219,9 @@ class CalibrationLearner(nn.Module):
     def reseated(
         self, kept: Sequence[int], setup: Setup, optimizer: torch.optim.Optimizer
     ) -> tuple["CalibrationLearner", torch.optim.Optimizer]:
-        """A learner for the clients at places `kept` and newcomers after them, with Adam's
+        """A learner for the clients at places `kept`, then newcomers, and its Adam state.
 
-        state. Remaining clients get the same ξ on a window without the others' updates; see
+        Remaining clients get the same ξ on a window without the others' updates; see
         `resizing`. With Adam's second moments at zero so late in a run, new parameters would move
         six times faster than the rest, so they get the mean of the existing ones.
         """

@@ -126,8 +126,7 @@ class MambaLearner(nn.Module):
             few hundred steps (A from −1/M to −1, step sizes from 0.03 to 0.3) without a skip
             connection (`skip` 0), and the convolution starts as the identity.
         zero_projections: start every block's `out_proj` at zero, so that the blocks initially add
-        nothing;
-            the projections themselves have a non-zero gradient from the first step.
+            nothing; the projections themselves have a non-zero gradient from the first step.
         generator: draws the initial values; torch's global generator if none is given.
         width: the number of clients that inner channels are sized for; default N.
     """

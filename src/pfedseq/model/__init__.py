@@ -1,1 +1,1 @@
-"""A frozen encoder, its adapter and head, and what a client computes with them."""
+"""The frozen encoder, its adapter and head, and the client's loss, gradient and score."""

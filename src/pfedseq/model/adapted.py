@@ -1,4 +1,4 @@
-"""The functional model that clients share: adapters on a frozen transformer as arguments."""
+"""The functional model that clients share: a frozen transformer with adapters as arguments."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class AdaptedModel:
     """x ↦ logits for any φ = (θ, ω) over one frozen backbone.
 
     The backbone holds no client state: θ and ω are arguments, so N clients cost one backbone and
-    N small vectors. `precision` is that of the adapted layers' products. `functional_call` swaps
-    parameters inside the module while it runs, so each thread works on a skeleton of its own; the
-    frozen weights are the same tensors in all of them.
+    N small vectors. `precision` applies to the adapted layers' matrix products. `functional_call`
+    swaps parameters inside the module while it runs, so each thread has its own skeleton module;
+    all skeletons share the frozen weights.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class AdaptedModel:
         self._skeletons = threading.local()
         self._products = None if precision == "float32" else torch.bfloat16
         self.stacked: Stacked | None = None
-        """The same for several clients at once, where their adapters can be stacked."""
+        """Computes the features of several clients at once; None if adapters cannot be stacked."""
         if not adapter.dropout:
             self.stacked = encoder.stacked(self._plain, adapter, self.layout, self._products)
         if self._products is not None and self.stacked is None:
             raise InputError(
-                f"model.precision = {precision!r} is for ViTs and for adapters without dropout: "
+                f"model.precision = {precision!r} needs a ViT and an adapter without dropout: "
                 "set it to 'float32'"
             )
 
     def widened(self, blocks: int) -> AdaptedModel:
-        """The same with `blocks` LoRAs of its rank side by side, as one of so many times the rank.
+        """This model with `blocks` LoRAs of the same rank side by side, as one LoRA of higher rank.
 
-        The first starts as here. The others are drawn anew, and their B is zero: they add nothing
-        yet. α/r stays.
+        The first block keeps its initial weights. The others are drawn anew with B = 0, so they
+        add nothing yet. α/r is unchanged.
         """
         if blocks == 1 or blocks in self._wider:
             return self._wider.get(blocks, self)
@@ -104,7 +104,7 @@ class AdaptedModel:
         return wide
 
     def on(self, device: torch.device) -> AdaptedModel:
-        """The same model on a device, around a copy of the frozen weights that lies there."""
+        """The same model on `device`, with a copy of the frozen weights."""
         if device == self.device:
             return self
         there = copy.copy(self)
@@ -123,22 +123,22 @@ class AdaptedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the backbone lives."""
+        """The device of the backbone."""
         return self.initial.adapter.device
 
     @torch.no_grad()
     def inputs(self, examples: Tensor) -> Tensor:
-        """What the first adapted layer is given for examples, such as images (B, 3, S, S).
+        """The inputs of the first adapted layer for examples, such as images (B, 3, S, S).
 
-        Tokens (B, T, F) out of the frozen layers below it; the examples themselves where there are
+        Tokens (B, T, F) from the frozen layers below it, or the examples themselves if there are
         none.
         """
         return examples if self.prefix is None else self.prefix(examples)
 
     def features(self, adapter: Tensor, inputs: Tensor, dropout: Generator | None = None) -> Tensor:
-        """Features (B, F) of what `inputs` gives.
+        """Features (B, F) of the result of `inputs`.
 
-        `dropout` is what training draws the dropped inputs from; without it nothing is dropped.
+        `dropout` is the generator for dropout in training; without it nothing is dropped.
         """
         if self._products is not None:
             return self._rounded_features(adapter, inputs)
@@ -152,7 +152,7 @@ class AdaptedModel:
 
     @torch.no_grad()
     def merged(self, adapter: Tensor) -> Callable[[Tensor], Tensor]:
-        """The same features for a θ that stays: it is merged once, then costs nothing."""
+        """`features` for a fixed θ, which is merged into the weights once."""
         if self._products is not None:
             return lambda inputs: self._rounded_features(adapter, inputs)
         weights = merged_weights(
@@ -177,11 +177,11 @@ class AdaptedModel:
         return named["weight"], named["bias"]
 
     def join_head(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """ω of a linear layer: what `split_head` takes apart."""
+        """ω of a linear layer; the inverse of `split_head`."""
         return torch.cat([weight.reshape(-1), bias])
 
     def _skeleton(self, kind: Literal["adapted", "plain"]) -> nn.Module:
-        """This thread's own module of that kind around the shared weights."""
+        """The calling thread's module of that kind, with the shared weights."""
         if not hasattr(self._skeletons, kind):
             original = self._adapted if kind == "adapted" else self._plain
             setattr(self._skeletons, kind, same_weights(original))

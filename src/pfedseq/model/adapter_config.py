@@ -1,4 +1,4 @@
-"""The `[adapter]` section; apart from `adapters.py`, so that a config loads no model code."""
+"""The `[adapter]` section, separate from `adapters.py` so that a config loads no model code."""
 
 import re
 from typing import Literal, Self
@@ -9,17 +9,18 @@ from pfedseq.base_config import BaseConfig
 from pfedseq.errors import InputError
 
 IA3_SCALE = 8.0
-"""What stands for α / r in IA3, which has neither, where rates are divided by its square."""
+"""Used in place of α / r, which IA3 does not have, when rates are divided by its square."""
 
 Target = Literal["query", "key", "value", "qkv", "output", "mlp_in", "mlp_gate", "mlp_out"]
-"""`qkv` where one projection makes query, key and value; `mlp_gate` where the MLP has a gate."""
+"""`qkv` is one projection for query, key and value; `mlp_gate` exists if the MLP has a gate."""
 
 
 class AdapterConfig(BaseConfig):
     """The adapter, the same in every backbone layer that carries one."""
 
     kind: Literal["lora", "dora", "ia3"] = Field(
-        "lora", description="LoRA; DoRA, which also learns each row's length; IA3, scales alone"
+        "lora",
+        description="LoRA; DoRA, which also learns each row's length; IA3, which only scales",
     )
     rank: int = Field(
         4, ge=1, description="LoRA's rank r; paper: 2, its 73k parameters on a ViT-B; not for ia3"
@@ -28,7 +29,7 @@ class AdapterConfig(BaseConfig):
         32.0,
         gt=0,
         description="LoRA's α: its product is scaled by α / r, and its factor A learns (α / r)² "
-        "times as slowly as B; paper: unstated, here 2; not for ia3",
+        "times more slowly than B; not stated in the paper, 2 in its presets here; not for ia3",
     )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="share of LoRA's inputs dropped in training; not for ia3"
@@ -40,19 +41,19 @@ class AdapterConfig(BaseConfig):
     layers: str | tuple[int, ...] = Field(
         "all",
         description="backbone layers that carry the adapter: all, `last N`, or a list counted from "
-        "0; what lies below the first is computed once per example",
+        "0; layers below the first one are computed once per example",
     )
 
     start: str | None = Field(
         None,
-        description="a PEFT folder with an adapter of this very kind, which all clients start "
+        description="a PEFT folder whose adapter, of the kind given here, all clients start "
         "from; `pfedseq import` writes this section",
     )
     start_head: bool = Field(
-        False, description="start from its head, too: its classes must be those of the data"
+        False, description="also start from its head; its classes must be those of the data"
     )
     start_sha256: str | None = Field(
-        None, description="checksum of its weights, so that a resumed run starts from the same"
+        None, description="checksum of its weights, which a resumed run verifies"
     )
 
     @property

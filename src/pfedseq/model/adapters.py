@@ -16,16 +16,16 @@ from pfedseq.model.layout import LORA_A, LORA_B
 
 
 class Places(NamedTuple):
-    """Where a transformer keeps what may carry an adapter."""
+    """Names of the modules of a transformer that can carry an adapter."""
 
     modules: Mapping[Target, str]
     """Each projection's name within a layer."""
     layers: str
-    """What stands before a layer's number: where the list of layers is in the model."""
+    """The path of the list of layers, which precedes a layer's number in parameter names."""
     formerly: Mapping[str, Target] = {}
-    """Names of projections in adapters that were saved by earlier versions of transformers."""
+    """Names of projections in adapters saved with earlier versions of transformers."""
     outside: tuple[str, ...] = ()
-    """Modules beyond the blocks whose names end as those of projections."""
+    """Modules outside the blocks whose names have the same endings as projections."""
 
 
 MODULES: dict[Target, str] = {
@@ -36,7 +36,7 @@ MODULES: dict[Target, str] = {
     "mlp_in": "mlp.fc1",
     "mlp_out": "mlp.fc2",
 }
-"""Where transformers' ViT keeps each projection of a block, and what it calls the blocks."""
+"""Names of the blocks and their projections in transformers' ViT."""
 
 VIT = Places(
     MODULES,
@@ -53,15 +53,15 @@ VIT = Places(
 
 _DORA_MAGNITUDE = ".lora_magnitude_vector.default.weight"
 _IA3 = ".ia3_l.default"
-"""PEFT's names for what it puts beside a target."""
+"""Endings of the names that PEFT gives its parameters."""
 
 
 def peft_config(adapter: AdapterConfig, depth: int, places: Places = VIT) -> PeftConfig:
-    """The adapter as PEFT writes it down, for a backbone of `depth` layers.
+    """The adapter as a PEFT config, for a backbone of `depth` layers.
 
-    PEFT finds a module by the end of its name: the projection's alone where all layers carry the
-    adapter and no other name ends so, else with its layer's. (Its `layers_to_transform` is not
-    known to IA3.)
+    PEFT finds modules by the end of their names. The projection's name suffices if all layers carry
+    the adapter and no other name has that ending; otherwise the layer's is prepended. (PEFT's
+    `layers_to_transform` does not exist for IA3.)
     """
     layers = [f"{places.layers}.{k}." for k in adapter.layers_of(depth)]
     names = {target: places.modules[target] for target in adapter.targets}
@@ -71,7 +71,9 @@ def peft_config(adapter: AdapterConfig, depth: int, places: Places = VIT) -> Pef
     if adapter.layers == "all" and alone:
         layers = [""]
     modules = [layer + name for layer in layers for name in names.values()]
-    if adapter.kind == "ia3":  # scales what enters the MLP's second layer, what leaves all others
+    if (
+        adapter.kind == "ia3"
+    ):  # scales the inputs of the MLP's second layer, the outputs of all others
         feedforward = [layer + names["mlp_out"] for layer in layers if "mlp_out" in names]
         return IA3Config(target_modules=modules, feedforward_modules=feedforward)
     return LoraConfig(
@@ -100,8 +102,8 @@ def inject(module: nn.Module, adapter: AdapterConfig, depth: int, places: Places
 class OneProductLinear(LoraLinear):  # type: ignore[misc]  # PEFT has no types
     """PEFT's LoRA layer with W + (α/r)·BA formed first: one product over the tokens, not three.
 
-    Forming it costs r multiply-adds for each weight, the thin products and the sum that it saves
-    a pass over all tokens each. A training step of ViT-Ti is 2 to 5 % faster for it.
+    Forming the sum costs r multiply-adds per weight, and saves two thin products and an addition,
+    each a pass over all tokens. A training step of ViT-Ti becomes 2 to 5 % faster.
     """
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -130,13 +132,13 @@ class _OneProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The adapter's gradients by its thin products; none for the frozen W and b."""
+        """Gradients of the adapter, by thin products; none for the frozen W and b."""
         inputs, weight, down, up = ctx.saved_tensors
         to_inputs = None
-        if ctx.needs_input_grad[0]:  # not in the first block: nothing below it is tuned
+        if ctx.needs_input_grad[0]:  # false in the first block: nothing below it is tuned
             to_inputs = gradient @ torch.addmm(weight, up, down, alpha=ctx.scale)
         tokens, gradient = inputs.flatten(0, -2), gradient.flatten(0, -2)
-        # Both thin factors lie wide in memory: up to five times faster than tall ones.
+        # Both thin factors are stored wide, which is up to five times faster than tall.
         to_down = ctx.scale * ((gradient @ up.T.contiguous().T).T @ tokens)
         to_up = ctx.scale * ((tokens @ down.T).T @ gradient).T
         return to_inputs, None, None, to_down, to_up, None
@@ -145,8 +147,8 @@ class _OneProduct(torch.autograd.Function):
 class SeededDropout(nn.Module):
     """Dropout that draws from a given generator, and drops nothing without one.
 
-    PyTorch's draws from one generator per process, so that clients in threads would take each
-    other's numbers.
+    PyTorch's dropout draws from one generator per process, so clients in different threads would
+    consume each other's numbers.
     """
 
     def __init__(self, probability: float) -> None:
@@ -166,7 +168,7 @@ class SeededDropout(nn.Module):
 def merged_weights(
     adapter: AdapterConfig, named: Mapping[str, Tensor], frozen: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The backbone's weights with the adapter in them, for every target by name.
+    """The backbone's weights with the adapter merged, for every target by name.
 
     LoRA: W + (α/r)·BA. DoRA: that, with each row rescaled to the learnt magnitude. IA3: the rows
     of W and the bias times l, or, where l scales the inputs, the columns of W.
@@ -188,7 +190,7 @@ def merged_weights(
                 alpha=adapter.alpha / adapter.rank,
             )
             if adapter.kind == "dora":
-                # PEFT's gradient, and the DoRA paper's, takes the rows' lengths for constants.
+                # As in PEFT and the DoRA paper, the gradient treats the rows' lengths as constants.
                 lengths = torch.linalg.vector_norm(weight.detach(), dim=1)
                 weight = weight * (named[target + _DORA_MAGNITUDE] / lengths).unsqueeze(1)
             merged[f"{target}.weight"] = weight

@@ -1,4 +1,4 @@
-"""Unlabelled examples under the shared backbone: where PerAda's teachers and student meet."""
+"""Unlabelled examples for distillation: logits of PerAda's teachers and student on them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class AuxiliaryExamples:
 
     model: AdaptedModel
     read: Callable[[NDArray[np.int64]], Tensor]
-    """Examples as the first adapted layer sees them."""
+    """The inputs of the first adapted layer for examples by index."""
     count: int
     seed: int
     threads: int = 1
-    """Teachers that look at a batch side by side."""
+    """Number of teachers that process a batch in parallel."""
 
     def batches(self, t: int, count: int, size: int) -> Iterator[Tensor]:
-        """Whole shuffled passes, one after the other.
+        """Batches of complete shuffled passes, one pass after another.
 
-        All teachers and the student start from what is read, so what lies below is computed once.
+        Teachers and student share these inputs, so the frozen layers below run once.
         """
         order = torch_generator(self.seed, "auxiliary", t)
         passes = -(-count * size // self.count)
@@ -42,9 +42,9 @@ class AuxiliaryExamples:
             yield self.read(batch.numpy())
 
     def logits(self, phis: Sequence[Params], batch: Tensor) -> Tensor:
-        """(…, B, C), several φ side by side, each by itself.
+        """(…, B, C): one pass per φ, in parallel.
 
-        A batch is large enough to fill a pass: several adapters in one would not be faster.
+        A batch fills a pass, so stacking several adapters in one would not be faster.
         """
 
         @torch.no_grad()
@@ -55,7 +55,7 @@ class AuxiliaryExamples:
 
     @cached_property
     def _side_by_side(self) -> ThreadPoolExecutor:
-        # One of PyTorch's threads each, so that how many there are changes no bit.
+        # One PyTorch thread each, so that their number does not change a bit of the result.
         return ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def distillation_grad(self, phi: Params, batch: Tensor, teacher: Tensor) -> Params:

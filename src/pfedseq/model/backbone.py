@@ -85,18 +85,18 @@ class Backbone:
     std: Channels
     image_size: int
     note: str | None = None
-    """What was assumed, or is done otherwise than the checkpoint says, for the user."""
+    """A remark for the user: an assumption, or a deviation from the checkpoint's settings."""
     name: str = ""
-    """What `load_backbone` was asked for."""
+    """The name passed to `load_backbone`."""
     num_heads: int | None = None
-    """As it was given, for a file that cannot tell."""
+    """The user's setting, for a file from which it cannot be inferred."""
     as_published: bool = False
-    """Whether transformers alone loads these very weights from the hub by `name`."""
+    """Whether transformers alone loads exactly these weights from the hub by `name`."""
     family: Family = VIT_FAMILY
 
     @property
     def feature_dim(self) -> int:
-        """Length of the feature vector that a head is put on."""
+        """F, the length of a feature vector."""
         return self.family.feature_dim(self.model.config)
 
     @property
@@ -106,29 +106,29 @@ class Backbone:
 
     @property
     def places(self) -> Places:
-        """Where adapters go."""
+        """Names of the modules that can carry adapters."""
         return self.family.places
 
     @property
     def tunes_head(self) -> bool:
-        """Whether clients tune a head: they do."""
+        """True: every client tunes a head."""
         return True
 
     def readout(self, tower: nn.Module, num_classes: int) -> TunedHead:
-        """A head of the client's own."""
+        """The client's linear head."""
         return TunedHead(num_classes, self.feature_dim)
 
     @property
     def has_classifier(self) -> bool:
-        """Whether transformers has a class with a layer `classifier` on the features used here."""
+        """Whether transformers has a class with a `classifier` layer on these features."""
         return self.family.has_classifier
 
     def published_name(self, name: str) -> str:
-        """The name that a tower's parameter has in the model that others load."""
+        """The name of a tower's parameter in transformers' own model."""
         return self.family.published_name(name)
 
     def check(self, adapter: AdapterConfig) -> None:
-        """Refuse targets that the blocks do not have."""
+        """Refuse an adapter with targets that the blocks do not have."""
         self.family.check(adapter, self.name)
         for target in adapter.targets:
             place = f"{self.places.layers}.0.{self.places.modules[target]}"
@@ -137,11 +137,11 @@ class Backbone:
             except AttributeError:
                 raise InputError(
                     f"adapter.targets names {target!r}, which backbone {self.name!r} does not have "
-                    f"(there is no {place}): leave it out"
+                    f"(there is no {place}): remove it"
                 ) from None
 
     def feature_length(self, tower: nn.Module) -> float:
-        """The root mean square length of features."""
+        """The root mean square length of the features, computed from the weights."""
         return self.family.feature_length(tower)
 
     def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
@@ -155,7 +155,7 @@ class Backbone:
         layout: AdapterLayout,
         precision: torch.dtype | None,
     ) -> Stacked | None:
-        """Several clients' features in one pass."""
+        """A function for several clients' features in one pass; None if not supported."""
         return self.family.stacked(plain, adapter, layout, self.num_layers, precision)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
@@ -163,7 +163,7 @@ class Backbone:
         return torch.cat(list(parts))
 
     def checksum(self) -> str:
-        """Changes when any weight does, or how the blocks compute."""
+        """Changes with any weight and any option that affects the computation."""
         return self.family.checksum(self._part(self.model, self.num_layers, True))
 
     def _part(self, model: nn.Module, num_layers: int, to_the_top: bool) -> Part:
@@ -181,7 +181,7 @@ def load_backbone(
     num_heads: int | None = None,
     seed: int = 0,
 ) -> Backbone:
-    """Load the ViT that `name` stands for, frozen, for images of `image_size` pixels a side.
+    """Load an image encoder, frozen, for images of `image_size` × `image_size` pixels.
 
     `name` is one of
 
@@ -193,14 +193,15 @@ def load_backbone(
     - `random:vit-tiny` (`-small`, `-base`, `-large`) or `random:demo`: that architecture with
       random weights drawn from `seed`.
 
-    `image_size`, `mean` and `std` default to what the source says, else to 224 and to what a bare
-    file is recognised as (`Backbone.note` says it), else 0.5; `mean="imagenet"` sets both.
-    `num_heads` is for a timm-format file whose heads are not 64 wide, which the file cannot tell.
+    `image_size`, `mean` and `std` default to the source's values. For a bare file they default to
+    224 and to the normalisation it is recognised by (see `Backbone.note`), else 0.5;
+    `mean="imagenet"` sets both. `num_heads` is needed for a timm-format file whose heads are not 64
+    wide, because it cannot be inferred from the file.
     """
     if num_heads is not None and not name.endswith(SUFFIXES):
         raise InputError(
-            f"num_heads = {num_heads} was given for backbone {name!r}, whose own config says it: "
-            "leave it out (it is for timm-format files only)"
+            f"num_heads = {num_heads} was given for backbone {name!r}, whose config defines it: "
+            "remove it (it is for timm-format files only)"
         )
     source: dict[str, Any] = {}
     file = weights_file(name)
@@ -240,7 +241,7 @@ def _of_family(
     mean: Sequence[float] | str | None,
     std: Sequence[float] | str | None,
 ) -> Backbone:
-    """Any other family, as transformers itself loads it."""
+    """A backbone of any other family, loaded by transformers."""
     model = load_weights(name, family)
     own = family.image_size(model.config)
     size = own if image_size is None else image_size
@@ -261,7 +262,7 @@ def _of_family(
 
 
 def _processor(name: str) -> dict[str, Any]:
-    """What a folder or repository says of its image processor."""
+    """The image processor's settings in a folder or repository; {} if there are none."""
     said = find_optional(name, PROCESSOR_FILE)
     return said or find_optional(name, "processor_config.json").get("image_processor", {})
 
@@ -272,7 +273,7 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
-    """Build the model around the tensors, with the position embeddings that the size needs."""
+    """Build the model from tensors, with position embeddings resampled to the image size."""
     patch = int(weights.config.patch_size)
     check_divides(patch, image_size, name)
     config = ViTConfig.from_dict(
@@ -281,7 +282,7 @@ def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
     positions = "embeddings.position_embeddings"
     state = dict(weights.state)
     state[positions] = interpolate_positions(state[positions], image_size // patch)
-    # No memory is spent on initial weights that would be overwritten at once.
+    # Avoids allocating initial weights that would be overwritten at once.
     with torch.device("meta"):
         model = ViTModel(config, add_pooling_layer=False)
         if REGISTERS in state:
@@ -294,8 +295,8 @@ def _frozen_model(weights: VitWeights, image_size: int, name: str) -> ViTModel:
 def interpolate_positions(positions: Tensor, side: int) -> Tensor:
     """Resample position embeddings (1, 1 + g², width) to a grid of side² patches, bicubically.
 
-    The class token's embedding comes first and stays as it is. Where the grid shrinks, the filter
-    is widened (antialias), as timm does.
+    The class token's embedding comes first and is unchanged. When the grid shrinks, the filter is
+    widened (antialias), as in timm.
     """
     _, tokens, width = positions.shape
     old_side = round((tokens - 1) ** 0.5)
@@ -321,14 +322,14 @@ def _random_weights(name: str, seed: int) -> VitWeights:
         )
     else:
         known = ", ".join(RANDOM_PREFIX + key for key in [*ARCHITECTURES, "demo"])
-        raise InputError(f"there is no architecture for backbone {name!r}; there are {known}")
+        raise InputError(f"backbone {name!r} has an unknown architecture: choose one of {known}")
     with seeded(seed):
         model = ViTModel(config, add_pooling_layer=False)
     return VitWeights(config, dict(model.state_dict()))
 
 
 def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
-    """Read a folder or hub repository; also returns what it says about normalisation."""
+    """Read a folder or hub repository; also returns its normalisation settings."""
     config = read_config(name)
     if "architecture" in config and "model_type" not in config:  # how timm writes its repositories
         return read_timm_file(_timm_weights(name), None), config
@@ -337,7 +338,7 @@ def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
     square = all(isinstance(value, int) for value in geometry.values())
     if not square or geometry.get("num_channels", 3) != 3:
         raise InputError(
-            f"backbone {name!r} has {geometry} in its config.json; square images and patches "
+            f"backbone {name!r} has {geometry} in its config.json, but square images and patches "
             "(one number each) and 3 channels are needed"
         )
     return _transformers_weights(name), _processor(name)
@@ -353,14 +354,14 @@ def _timm_weights(name: str) -> Path:
 
 
 def _transformers_weights(name: str) -> VitWeights:
-    """Read with transformers, which knows its own older tensor names, and check that all fits."""
+    """Read with transformers, which handles its older tensor names, and check the result."""
     try:
         with quiet_transformers(progress_bar=not Path(name).is_dir()):
             model, report = ViTModel.from_pretrained(
                 name,
                 add_pooling_layer=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # so that they are reported by name, and refused here
+                ignore_mismatched_sizes=True,  # so that they are reported by name and refused below
                 weights_only=True,
                 dtype=torch.float32,
             )
@@ -371,8 +372,8 @@ def _transformers_weights(name: str) -> VitWeights:
     misshapen = sorted(f"{key} {tuple(shape)}" for key, shape, _ in report["mismatched_keys"])
     if missing or unexpected or misshapen:
         raise InputError(
-            f"backbone {name!r} is not a whole ViT: missing {name_some(missing)}; unexpected "
-            f"{name_some(unexpected)}; of another shape than its config says: "
+            f"backbone {name!r} is not a complete ViT: missing {name_some(missing)}; unexpected "
+            f"{name_some(unexpected)}; shapes that differ from its config: "
             f"{name_some(misshapen)}"
         )
     return VitWeights(model.config, dict(model.state_dict()))
@@ -383,5 +384,5 @@ def _is_head(key: str) -> bool:
 
 
 def _json_beside(path: Path) -> dict[str, Any]:
-    """The config.json that timm's releases put next to the weights, where there is one."""
+    """The config.json that timm's releases put next to the weights; {} if there is none."""
     return read_object(path.with_name("config.json")) or {}

@@ -1,4 +1,4 @@
-"""What is known of a backbone's patches and image size before it is loaded.
+"""A backbone's patch and image size, as far as they are known before it is loaded.
 
 Nothing here imports transformers, so that reading a config stays quick.
 """
@@ -20,15 +20,15 @@ ARCHITECTURES = {
     "vit-base": (768, 12),
     "vit-large": (1024, 24),
 }
-"""Width and depth; all have patches of 16, heads of 64 and an MLP four times as wide."""
+"""Width and depth; all have patches of 16, heads of width 64 and an MLP four times as wide."""
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
-"""Of a file of weights in timm's naming, or in that of the augreg release."""
+"""Suffixes of weight files with timm's names or those of the augreg release."""
 USUAL_PATCH, USUAL_IMAGE = 16, 224
-"""Of a ViT whose config does not say: transformers' own defaults."""
+"""Sizes for a ViT whose config omits them: transformers' defaults."""
 
 
 def weights_file(name: str) -> Path | None:
-    """The timm-format file that is meant: `name` itself, or the only one of a bare folder."""
+    """The timm-format file that `name` refers to: itself, or the only one in a bare folder."""
     if name.endswith(SUFFIXES):
         return Path(name)
     folder = Path(name)
@@ -44,7 +44,7 @@ def weights_file(name: str) -> Path | None:
 
 
 def check_divides(patch: int, image_size: int, name: str) -> None:
-    """Refuse a size that patches of `patch` pixels do not divide."""
+    """Refuse an image size that is not a multiple of the patch size."""
     if image_size < patch or image_size % patch:
         raise InputError(
             f"backbone {name!r} cuts images into patches of {patch} pixels, so image_size must be "
@@ -53,10 +53,10 @@ def check_divides(patch: int, image_size: int, name: str) -> None:
 
 
 def check_image_size(name: str, image_size: int) -> None:
-    """Refuse a size that the patches of a backbone do not divide, where that is cheap to know.
+    """Refuse an image size that the backbone's patches do not divide, if this is cheap to check.
 
-    It is known of the demo, of random weights, of folders with a config.json and of .safetensors
-    files; whatever else is named `…patch16…` is believed.
+    It is for the demo, random weights, folders with a config.json and .safetensors files; for any
+    other backbone, a name such as `…patch16…` is trusted.
     """
     patch = _known_patch_size(name)
     if patch is not None:
@@ -80,9 +80,9 @@ def _known_patch_size(name: str) -> int | None:
 
 
 def quick_image_size(name: str) -> int | None:
-    """The size that a backbone was trained on, where it is known without loading it.
+    """The image size that a backbone was trained on, if known without loading it.
 
-    It is known of the demo, of random weights, of transformers' folders and of .safetensors files.
+    It is known for the demo, random weights, transformers' folders and .safetensors files.
     """
     folder = DEMO_FOLDER if name in ("demo", f"{RANDOM_PREFIX}demo") else Path(name)
     if (folder / "config.json").is_file():
@@ -107,13 +107,13 @@ def _header_geometry(path: Path) -> tuple[int, int] | None:
             patch = int(file.get_slice("patch_embed.proj.weight").get_shape()[-1])
             positions = int(file.get_slice("pos_embed").get_shape()[1])
     except (OSError, ValueError, IndexError, SafetensorError):
-        return None  # loading it says what is wrong
-    # With registers there is no position for the class token: the grid's root is the same.
+        return None  # loading it reports the error
+    # With registers the class token has no position; the root of the grid is the same.
     return patch, math.isqrt(positions) * patch
 
 
 def name_some(names: list[str]) -> str:
-    """The first few of many names, as a piece of a sentence."""
+    """The first few of many names, as part of a sentence."""
     if not names:
         return "nothing"
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""

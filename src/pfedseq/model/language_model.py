@@ -30,12 +30,12 @@ DEMO_FOLDER = Path(__file__).resolve().parents[1] / "assets" / "demo_llm"
 
 
 class Encoded(NamedTuple):
-    """A dialogue in token numbers."""
+    """A dialogue as token numbers."""
 
     before: list[int]
-    """What is read before the answer."""
+    """The tokens before the answer, which are only read."""
     answer: list[int]
-    """What is learnt, with the token that ends it."""
+    """The tokens of the answer, with its end token."""
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,23 @@ class LanguageModel(TokenModel):
 
     @property
     def place(self) -> Path:
-        """The folder that it was loaded from; none such for a hub id."""
+        """The folder that it was loaded from; for a hub id, no such folder exists."""
         return DEMO_FOLDER if self.name == DEMO else Path(self.name)
 
     @property
     def tunes_head(self) -> bool:
-        """Whether clients tune a head: the model has its own."""
+        """False: the model's own output layer is used."""
         return False
 
     def readout(self, tower: nn.Module, num_classes: int) -> FrozenHead:
-        """The model's own output layer, where the tower lies."""
+        """The model's own output layer, on the tower's device."""
         assert isinstance(tower, DialoguePart)
         assert tower.output is not None  # the tower ends at the top
         return FrozenHead(tower.output.weight)
 
     @property
     def has_classifier(self) -> bool:
-        """It has none."""
+        """False: language models have no classifier."""
         return False
 
     def towers(self, first: int, inject: Callable[[nn.Module], None]) -> Towers:
@@ -82,11 +82,11 @@ class LanguageModel(TokenModel):
         layout: AdapterLayout,
         precision: torch.dtype | None,
     ) -> Stacked | None:
-        """Several clients' features in one pass."""
+        """A function for several clients' features in one pass; None if not supported."""
         return self.family.stacked(plain, adapter, layout, self.num_layers, precision)
 
     def feature_length(self, tower: nn.Module) -> float:
-        """The root mean square length of features."""
+        """The root mean square length of the features, computed from the weights."""
         return self.family.feature_length(tower)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
@@ -94,7 +94,7 @@ class LanguageModel(TokenModel):
         return joined(parts, PADDING)
 
     def checksum(self) -> str:
-        """Changes when any weight does, or how the layers compute."""
+        """Changes with any weight and any option that affects the computation."""
         return self._part(self.model.base_model, self.num_layers, True).checksum()
 
     @property
@@ -106,10 +106,10 @@ class LanguageModel(TokenModel):
         return ends
 
     def encode(self, dialogue: Dialogue) -> Encoded:
-        """A whole dialogue, in the tokenizer's chat template where it has one.
+        """A complete dialogue, in the tokenizer's chat template if it has one.
 
-        The answer is what the template adds to `prompt`; without a template it follows directly,
-        and the token that ends a text comes last.
+        The answer is what the template adds to the prompt; without a template the answer follows
+        directly, with the end-of-text token.
         """
         if not dialogue.turns:
             answer = self._ended(self._numbers(dialogue.answer, special=False))
@@ -121,18 +121,18 @@ class LanguageModel(TokenModel):
         whole = self._rendered(dialogue, answered=True)
         if not whole.startswith(prompt):
             raise InputError(
-                f"the chat template of backbone {self.name!r} writes an answer's beginning "
-                "differently once the answer is there: choose another model, or another template"
+                f"the chat template of backbone {self.name!r} formats a prompt differently with "
+                "and without its answer: choose another model or template"
             )
         answer = self._numbers(whole[len(prompt) :], special=False)
         return Encoded(self._numbers(prompt, special=False), answer)
 
     def encode_beginning(self, text: str) -> list[int]:
-        """A plain text that the model is to continue."""
+        """The tokens of a plain text that the model is to continue."""
         return self._numbers("", special=True) + self._numbers(text, special=False)
 
     def encode_prompt(self, dialogue: Dialogue) -> list[int]:
-        """What is read before the answer, as when the model is to answer."""
+        """The tokens before the answer, formatted as for generation."""
         if self.tokenizer.chat_template is not None:
             return self._numbers(self._rendered(dialogue, answered=False), special=False)
         if [turn.role for turn in dialogue.turns] != ["user"]:
@@ -159,7 +159,7 @@ class LanguageModel(TokenModel):
         return text
 
     def _numbers(self, text: str, *, special: bool) -> list[int]:
-        """`special`: with what the tokenizer puts before and after every text; no end of text."""
+        """The tokens of a text without end token; `special` adds the tokenizer's special tokens."""
         numbers: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         if special and numbers and numbers[-1] == self.tokenizer.eos_token_id:
             return numbers[:-1]
@@ -182,15 +182,17 @@ def load_language_model(name: str) -> LanguageModel:
     model = load_weights(place, family)
     output = model.get_output_embeddings()
     if getattr(output, "bias", None) is not None:
-        raise InputError(f"backbone {name!r} has a bias in its output layer, which is not read")
+        raise InputError(
+            f"backbone {name!r} has a bias in its output layer, which is not supported"
+        )
     return LanguageModel(model, family, name, _tokenizer(place, name))
 
 
 def check_reads_dialogues(name: str) -> None:
-    """Refuse a backbone that reads images or texts, where its name tells it."""
+    """Refuse a backbone whose name shows that it reads images or texts."""
     if name == "demo" or name.startswith("random:"):
         raise InputError(
-            f"backbone {name!r} is no language model: for dialogues name a folder or hub id of "
+            f"backbone {name!r} is not a language model: for dialogues use the folder or hub id of "
             f"one, or {DEMO}"
         )
 
@@ -201,5 +203,5 @@ def _tokenizer(place: str, name: str) -> Any:
             return AutoTokenizer.from_pretrained(place)
     except UNREADABLE as error:
         raise InputError(
-            f"backbone {name!r} has no tokenizer that can be read: {reason(error)}"
+            f"cannot read the tokenizer of backbone {name!r}: {reason(error)}"
         ) from error

@@ -1,4 +1,4 @@
-"""θ as one tensor (K, D): where each adapter weight of each adapted layer has its place."""
+"""θ as one tensor (K, D): the position of every adapter weight of every adapted layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pfedseq.errors import InputError
 from pfedseq.lora import Factors, Projection
 
 LORA_A, LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
-"""How PEFT's names of the two factors end."""
+"""Endings of PEFT's names for the two factors."""
 _BLOCK = re.compile(r"^(?P<before>.+?)\.(?P<index>\d+)\.(?P<within>.+)$")
 
 
@@ -26,9 +26,9 @@ class AdapterLayout:
     """
 
     prefix: str
-    """What stands before a layer's number in a parameter's name, e.g. `layers`."""
+    """The part of a parameter's name before the layer's number, e.g. `layers`."""
     layers: tuple[int, ...]
-    """The backbone layers that carry an adapter, rising; K of them."""
+    """The K backbone layers that carry an adapter, in ascending order."""
     weights: tuple[tuple[str, tuple[int, ...]], ...]
     """(name within the layer, shape), the same for every layer."""
 
@@ -39,7 +39,7 @@ class AdapterLayout:
 
     @property
     def adapter_dim(self) -> int:
-        """D, the number of adapter parameters in a layer."""
+        """D, the number of adapter parameters per layer."""
         return sum(prod(shape) for _, shape in self.weights)
 
     @classmethod
@@ -51,7 +51,7 @@ class AdapterLayout:
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> AdapterLayout:
-        """The layout of named shapes; refuses blocks that differ, as (K, D) needs equal rows."""
+        """The layout of named shapes; refuses unequal blocks, since (K, D) needs equal rows."""
         blocks: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
         prefixes = set()
         for name, shape in shapes.items():
@@ -76,7 +76,7 @@ class AdapterLayout:
 
     @property
     def factors(self) -> Factors | None:
-        """Where LoRA's A and B lie in a row; none for an adapter without them."""
+        """The positions of LoRA's A and B in a row; None for an adapter without them."""
         places, place = {}, 0
         for within, shape in self.weights:
             places[within] = place
@@ -111,10 +111,10 @@ class AdapterLayout:
         return torch.stack(rows)
 
     def unflatten(self, adapter: Tensor) -> dict[str, Tensor]:
-        """The weights by name, as views of θ; gradients flow back to θ in one piece.
+        """The weights by name, as views of θ through which gradients flow.
 
-        `unbind` and `split` rather than indexing: their backward is one stack and K
-        concatenations, where indexing would add a zero-filled (K, D) for every weight.
+        `unbind` and `split` are used instead of indexing: their backward is one stack and K
+        concatenations, while indexing would add a zero-filled (K, D) for every weight.
         """
         if adapter.shape != (self.num_layers, self.adapter_dim):
             raise InputError(

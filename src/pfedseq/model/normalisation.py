@@ -1,7 +1,7 @@
-"""What a backbone's inputs are normalised with: as told, as its files say, or as it is recognised.
+"""The normalisation of a backbone's inputs: set by the user, read from its files, or inferred.
 
-Inputs are x ↦ (x − mean) / std per channel for x in [0, 1]. A bare weights file says nothing about
-it, and the wrong choice costs many points of accuracy without any other sign.
+Inputs are x ↦ (x − mean) / std per channel for x in [0, 1]. A bare weights file does not contain
+these values, and a wrong choice silently costs many points of accuracy.
 """
 
 import re
@@ -13,12 +13,12 @@ from pfedseq.errors import InputError
 
 Channels = tuple[float, float, float]
 Given = Sequence[float] | str | None
-"""Three numbers, a name of `NAMED`, or nothing."""
+"""Three numbers, a name of `NAMED`, or None."""
 
 DEFAULT_MEAN: Channels = (0.5, 0.5, 0.5)
 DEFAULT_STD: Channels = (0.5, 0.5, 0.5)
 IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
-"""DeiT and DINO want this and `IMAGENET_STD`; the paper's ViT wants the defaults."""
+"""DeiT and DINO use this and `IMAGENET_STD`; the paper's ViT uses 0.5 for both."""
 IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
 
 NAMED: dict[str, dict[str, Channels]] = {
@@ -26,7 +26,7 @@ NAMED: dict[str, dict[str, Channels]] = {
     "imagenet": {"mean": IMAGENET_MEAN, "std": IMAGENET_STD},
 }
 BICUBIC = 3
-"""Pillow's number for it, as preprocessor_config.json has it."""
+"""Pillow's number for bicubic interpolation, as in preprocessor_config.json."""
 _RESAMPLING = {0: "nearest neighbour", 1: "Lanczos", 2: "bilinear", 4: "box", 5: "Hamming"}
 _BY_FILE_NAME = (
     (r"deit|deit3|dino|dinov2|ibot|mae|moco", "imagenet"),
@@ -41,11 +41,11 @@ class Normalisation:
     mean: Channels
     std: Channels
     note: str | None = None
-    """What was assumed and how to change it, where neither the user nor the source said it."""
+    """An assumption and how to change it, if neither the user nor the source set the values."""
 
 
 def recognise(file_name: str) -> tuple[str, str] | None:
-    """(name of a normalisation, the word that tells) for a file that is called after its origin."""
+    """(name of a normalisation, the telling word) for a file named after its origin."""
     for words, name in _BY_FILE_NAME:
         if found := re.search(rf"(?<![a-z])({words})(?![a-z])", file_name.lower()):
             return name, found[1]
@@ -61,10 +61,10 @@ def normalisation(
     *,
     bare: bool = False,
 ) -> Normalisation:
-    """The user's `mean` and `std`, else what the `source`'s config says, else `origin`'s, else 0.5.
+    """The user's `mean` and `std`, else the `source` config's, else `origin`'s, else 0.5.
 
-    `origin` is what a bare file was recognised as: the name of a normalisation, and why. Where
-    only one of mean and std is given, by name, the other follows it.
+    `origin` is the recognised origin of a bare file: the name of a normalisation, and the reason.
+    If only one of mean and std is given, by name, the other follows it.
     """
     timm = source.get("pretrained_cfg", source)
     named = mean if isinstance(mean, str) else std if isinstance(std, str) else None
@@ -82,7 +82,7 @@ def normalisation(
 
 
 def resizing_note(backbone: str, processor: Mapping[str, Any], image_size: int) -> str | None:
-    """What a checkpoint's image processor does to images that is not done here, where it does."""
+    """A note on steps of a checkpoint's image processor that are not done here; None if none."""
     wants = []
     if processor.get("do_center_crop"):
         wants.append("crops images to their centre")
@@ -119,9 +119,9 @@ def _channels(key: str, value: Any, backbone: str) -> Channels:
 def _note(backbone: str, origin: tuple[str, str] | None) -> str:
     if origin is None:
         return (
-            f"nothing says how inputs of {backbone} are normalised: mean and std of 0.5 are "
-            "assumed, as Google's ViTs want; for DeiT, DINO or MAE set model.mean = 'imagenet', "
-            "else set model.mean = 'half' to confirm"
+            f"the input normalisation of {backbone} is unknown: assuming mean and std of 0.5, as "
+            "for Google's ViTs; for DeiT, DINO or MAE set model.mean = 'imagenet', otherwise set "
+            "model.mean = 'half' to confirm"
         )
     name, because = origin
     other = "half" if name == "imagenet" else "imagenet"

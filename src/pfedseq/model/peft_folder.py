@@ -1,8 +1,8 @@
-"""PEFT's own format for an adapter and its head: written from (θ, ω), and read from anybody's.
+"""Writes (θ, ω) in PEFT's format, and reads adapters and heads from any PEFT folder.
 
-A folder fits transformers' `ViTForImageClassification`: the adapter sits in its `vit`, and the
-head is its `classifier`, which PEFT keeps under `modules_to_save`. That of a BERT fits `BertModel`,
-which has no place for the head: PEFT leaves it alone.
+A ViT's folder fits transformers' `ViTForImageClassification`: the adapter belongs to its `vit`, and
+the head is its `classifier`, which PEFT keeps under `modules_to_save`. A BERT's folder fits
+`BertModel`, which has no head, so PEFT's files do not contain it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PREFIX = "base_model.model."
 """PEFT's wrapper in front of every parameter name of a saved adapter."""
 _HEAD = "classifier"
 _ADAPTER_NAME = re.compile(r"\.default(?=\.|$)")
-"""A model may carry several adapters by name; a saved one has no name."""
+"""The adapter's name in a model's parameter names; a saved adapter's names omit it."""
 
 _KEY = re.compile(
     r"(?:[a-zA-Z_]\w*\.)+(?P<layer>\d+)\.(?P<module>.+?)"
@@ -45,11 +45,11 @@ _LEAF = {
     "lora_magnitude_vector": "lora_magnitude_vector.default.weight",
     "ia3_l": "ia3_l.default",
 }
-"""PEFT's names within a model for what a file calls by the shorter one."""
+"""PEFT's parameter names in a file, and their longer form in a model."""
 
 
 def write_peft_folder(folder: Path, model: AdaptedModel, phi: Params, base: str) -> None:
-    """The adapter and the head under PEFT's names; `base` is the backbone to put them on."""
+    """Write the adapter and the head with PEFT's names; `base` names their backbone."""
     published = model.encoder.published_name
     weights = {
         _PREFIX + published(_ADAPTER_NAME.sub("", name)): tensor
@@ -75,7 +75,7 @@ def write_peft_folder(folder: Path, model: AdaptedModel, phi: Params, base: str)
 
 
 def _name_as_others_do(config: PeftConfig, model: AdaptedModel) -> None:
-    """LoRA's targets by their last names, as programs that serve language models expect them."""
+    """Shorten LoRA's targets to their last names, as servers of language models expect."""
     places, chosen = model.encoder.places, model.adapter_config
     config.target_modules = {places.modules[t].split(".")[-1] for t in chosen.targets}
     if chosen.layers != "all":
@@ -85,33 +85,33 @@ def _name_as_others_do(config: PeftConfig, model: AdaptedModel) -> None:
 
 @dataclass(frozen=True)
 class PeftFolder:
-    """What a PEFT folder holds, in this project's words."""
+    """The content of a PEFT folder in this project's terms."""
 
     adapter: AdapterConfig
-    """With `layers` as a list: a folder does not tell how many the backbone has."""
+    """Its `layers` are a list, since the backbone's depth is not known from a folder."""
     named: dict[str, Tensor]
     """Adapter weights by the number of their layer and their name within it."""
     head: tuple[Tensor, Tensor] | None
-    """Weight (C, F) and bias (C,), where the folder has a head."""
+    """Weight (C, F) and bias (C,), if the folder has a head."""
     base: str
-    """What it calls its backbone, '' where it does not."""
+    """The name of its backbone; '' if it has none."""
 
 
 def read_base(folder: Path) -> str:
-    """What a folder calls its backbone; '' where it does not."""
+    """The name of a folder's backbone; '' if it has none."""
     return str(_read_config(folder / CONFIG_FILE).get("base_model_name_or_path") or "")
 
 
 def read_task_type(folder: Path) -> str | None:
-    """What PEFT calls a folder's task; None where it names none."""
+    """A folder's task type in PEFT's terms; None if it has none."""
     said = _read_config(folder / CONFIG_FILE).get("task_type")
     return None if said is None else str(said)
 
 
 def read_peft_folder(folder: Path, places: Places = VIT) -> PeftFolder:
-    """Read an adapter that this project or anyone else has saved, for an encoder with `places`.
+    """Read an adapter saved by this project or another program, for an encoder with `places`.
 
-    Which layers and projections carry it is told by the weights themselves.
+    The weights themselves determine which layers and projections carry it.
     """
     modules = {**{module: target for target, module in places.modules.items()}, **places.formerly}
     options = _read_config(folder / CONFIG_FILE)
@@ -128,17 +128,19 @@ def read_peft_folder(folder: Path, places: Places = VIT) -> PeftFolder:
         if found is None or target is None:
             raise InputError(
                 f"{folder / WEIGHTS_FILE} has a tensor {name!r} that belongs to no adapter of the "
-                "backbone's attention or MLP: LoRA, DoRA and IA3 on these, and a `classifier`, are "
-                "read"
+                "backbone's attention or MLP: only LoRA, DoRA and IA3 on these, and a "
+                "`classifier`, are supported"
             )
         layers.add(int(found["layer"]))
         targets.add(target)
         within = f"{places.modules[target]}.{_LEAF[found['part']]}"
         named[f"{found['layer']}.{within}"] = tensor.float()
     if not named:
-        raise InputError(f"{folder / WEIGHTS_FILE} has no adapter weights in it")
+        raise InputError(f"{folder / WEIGHTS_FILE} contains no adapter weights")
     if (head_weight is None) != (head_bias is None):
-        raise InputError(f"{folder / WEIGHTS_FILE} has half a classifier: its weight or bias")
+        raise InputError(
+            f"{folder / WEIGHTS_FILE} has only the weight or only the bias of a classifier"
+        )
     head = None
     if head_weight is not None and head_bias is not None:
         head = (head_weight.float(), head_bias.float())
@@ -147,7 +149,7 @@ def read_peft_folder(folder: Path, places: Places = VIT) -> PeftFolder:
 
 
 def params_of(read: PeftFolder, model: AdaptedModel, folder: Path) -> Params:
-    """φ out of a PEFT folder; its head is the model's initial one where the folder has none."""
+    """φ from a PEFT folder; its head is the model's initial one if the folder has none."""
     named = {f"{model.layout.prefix}.{name}": tensor for name, tensor in read.named.items()}
     if unknown := sorted(set(named) - set(model.layout.names())):
         raise InputError(f"{folder} does not fit the backbone: it has an adapter for {unknown[0]}")
@@ -179,7 +181,9 @@ def _adapter_config(
     if kind == "IA3":
         return AdapterConfig(kind="ia3", **common)
     if kind != "LORA":
-        raise InputError(f"{folder} holds a PEFT adapter of type {kind!r}: LORA and IA3 are read")
+        raise InputError(
+            f"{folder} has a PEFT adapter of type {kind!r}: only LORA and IA3 are supported"
+        )
     for key, harmless in (("rank_pattern", {}), ("alpha_pattern", {}), ("bias", "none")):
         if options.get(key) not in (harmless, None):
             raise InputError(
@@ -197,7 +201,7 @@ def _adapter_config(
 def _read_config(path: Path) -> dict[str, Any]:
     values = read_object(path)
     if values is None:
-        raise InputError(f"{path.parent} is no PEFT adapter: it has no {path.name}")
+        raise InputError(f"{path.parent} is not a PEFT adapter: it has no {path.name}")
     return values
 
 
@@ -211,4 +215,4 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             "(pickled weights are not read)"
         ) from None
     except (SafetensorError, OSError) as problem:
-        raise InputError(f"{path} is not a whole safetensors file ({problem})") from None
+        raise InputError(f"{path} is not a complete safetensors file ({problem})") from None

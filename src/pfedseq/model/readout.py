@@ -1,4 +1,4 @@
-"""What is read off the features: by a head that clients tune, or by one that stays frozen."""
+"""Maps features to logits: a head that clients tune, or a frozen output layer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pfedseq.measures import Score, TokenPredictions, score, score_tokens
 from pfedseq.seeding import torch_generator
 
 PADDING, READ, PREDICTED = 0, 1, 2
-"""Roles of a dialogue's tokens: none at all, only read, or read with its successor predicted."""
+"""Roles of a dialogue's tokens: padding, only read, or read with the next token predicted."""
 EVALUATION_BATCH = 128
 HEAD_STD = 0.02
-"""Standard deviation of the initial head weights, as ViT's own classification head."""
+"""Standard deviation of the initial head weights, as for ViT's classification head."""
 EVALUATION_DIALOGUES = 16
-"""Dialogues in a pass of an evaluation: each has many tokens."""
+"""Dialogues per evaluation pass; fewer than images, since each has many tokens."""
 TOKENS_AT_ONCE = 1024
-"""Tokens whose logits over the whole vocabulary are in memory at once."""
+"""Tokens whose logits over the vocabulary are in memory at once."""
 
 
 class Readout(Protocol):
@@ -28,26 +28,26 @@ class Readout(Protocol):
 
     @property
     def task_type(self) -> str | None:
-        """What PEFT calls the task of a model that ends so."""
+        """PEFT's task type for a model with this output."""
 
     @property
     def pass_size(self) -> int:
-        """Examples in a pass of an evaluation."""
+        """Examples per evaluation pass."""
 
     def initial(self, seed: int) -> Tensor:
         """ω^0 (H,)."""
 
     def count(self, inputs: Tensor) -> int:
-        """How many feature vectors inputs (B, …) have."""
+        """The number of feature vectors for inputs (B, …)."""
 
     def logits(self, head: Tensor, features: Tensor) -> Tensor:
         """(n, C) of features (n, F)."""
 
     def stacked_logits(self, heads: Tensor, features: Tensor) -> Tensor:
-        """(clients, n, C) of features (clients, n, F), each client's under its own of `heads`."""
+        """(clients, n, C) of features (clients, n, F), with one head per client."""
 
     def named(self, head: Tensor) -> Mapping[str, Tensor]:
-        """ω as the named weights of a layer; nothing where it is empty."""
+        """ω as the named weights of a layer; {} if ω is empty."""
 
     def score(
         self, head: Tensor, features: Tensor, labels: Tensor, measures: Sequence[str], full: bool
@@ -57,7 +57,7 @@ class Readout(Protocol):
 
 @dataclass(frozen=True)
 class TunedHead:
-    """A linear layer of the client's: ω holds its weight (C, F), row by row, then its bias (C,)."""
+    """The client's linear layer: ω is its weight (C, F), row by row, followed by its bias (C,)."""
 
     num_classes: int
     feature_dim: int
@@ -65,14 +65,14 @@ class TunedHead:
     pass_size: int = EVALUATION_BATCH
 
     def initial(self, seed: int) -> Tensor:
-        """Small random weights, and no bias."""
+        """Small random weights and a bias of zero."""
         head = torch.zeros(self.num_classes * (self.feature_dim + 1))
         weights = head[: self.num_classes * self.feature_dim]
         weights.normal_(std=HEAD_STD, generator=torch_generator(seed, "head"))
         return head
 
     def count(self, inputs: Tensor) -> int:
-        """One for each example."""
+        """One feature vector per example."""
         return len(inputs)
 
     def logits(self, head: Tensor, features: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class TunedHead:
         return nn.functional.linear(features, *self.split(head))
 
     def stacked_logits(self, heads: Tensor, features: Tensor) -> Tensor:
-        """All clients' by one batched product."""
+        """The logits of all clients, by one batched product."""
         weights, biases = self.split(heads)
         return torch.baddbmm(biases.unsqueeze(1), features, weights.mT)
 
@@ -103,7 +103,7 @@ class TunedHead:
 
 @dataclass(frozen=True)
 class FrozenHead:
-    """A language model's own output layer: it stays frozen, so ω is empty.
+    """A language model's own output layer, which stays frozen, so ω is empty.
 
     A feature belongs to a token of a dialogue, and its label is the token that follows.
     """
@@ -118,25 +118,25 @@ class FrozenHead:
         return torch.zeros(0)
 
     def count(self, inputs: Tensor) -> int:
-        """Tokens whose successor is predicted, among inputs (B, T, …) of a `DialoguePart`."""
+        """The number of predicted tokens in inputs (B, T, …) of a `DialoguePart`."""
         return int((inputs[..., -1] == PREDICTED).sum())
 
     def logits(self, head: Tensor, features: Tensor) -> Tensor:
-        """(n, V) of features (n, F); ω has no part in them."""
+        """(n, V) of features (n, F), independent of ω."""
         return nn.functional.linear(features, self.weight)
 
     def stacked_logits(self, heads: Tensor, features: Tensor) -> Tensor:
-        """The same layer for all clients."""
+        """The logits of all clients, by the same layer."""
         return nn.functional.linear(features, self.weight)
 
     def named(self, head: Tensor) -> Mapping[str, Tensor]:
-        """Nothing: there is no layer of the client's own."""
+        """{}: the client has no head."""
         return {}
 
     def score(
         self, head: Tensor, features: Tensor, labels: Tensor, measures: Sequence[str], full: bool
     ) -> Score:
-        """The measures over all tokens; of tokens no counts are sent."""
+        """The measures over all tokens; counts are not computed for tokens."""
         parts = zip(features.split(TOKENS_AT_ONCE), labels.split(TOKENS_AT_ONCE), strict=True)
         predictions = TokenPredictions.of((self.logits(head, own), said) for own, said in parts)
         return score_tokens(predictions, measures)

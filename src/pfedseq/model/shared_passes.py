@@ -1,6 +1,6 @@
-"""Several clients' questions to their tasks, answered by passes through the backbone they share.
+"""Computes several clients' task calls together, in shared passes through the backbone.
 
-Each answer is, up to rounding, what the client's task alone would give.
+Each result equals, up to rounding, what the client's task alone would return.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from pfedseq.model.task import ExampleTask
 
 ENOUGH_ALONE = 16
-"""Examples with which a pass for one client is as fast, for each of them, as any for several."""
+"""With this many examples, a pass for one client is as fast per example as a shared pass."""
 AT_ONCE = 8
-"""Clients with fewer in one pass: no more than 8 · 15 examples are in memory at once."""
+"""Clients per shared pass, so at most 8 · 15 examples are in memory at once."""
 
 Asked = tuple["ExampleTask", str, tuple[Any, ...]]
-"""A task, which of its methods is called (`grad`, `loss`, `score`), and with what."""
+"""A task, the name of its method (`grad`, `loss` or `score`), and the arguments."""
 Together = Callable[..., Sequence[Any]]
 
 
 def answers(questions: Sequence[Asked]) -> list[Any]:
-    """Questions of one kind together; one by one where adapters cannot be stacked."""
+    """The results of all calls: equal methods together, or one by one if nothing is stacked."""
     groups: dict[Together | None, list[int]] = {}
     for place, question in enumerate(questions):
         groups.setdefault(_way_to_answer(question), []).append(place)
@@ -63,7 +63,7 @@ def _way_to_answer(question: Asked) -> Together | None:
 
 
 def gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> list[Params]:
-    """∇_φ, for those to whom the adapter's part of it matters."""
+    """∇_φ for calls that need the adapter's gradient."""
     tasks, phis, batches, parts = zip(*asked, strict=True)
     adapters = torch.stack([phi.adapter for phi in phis]).detach().requires_grad_()
     heads = torch.stack([phi.head for phi in phis]).detach().requires_grad_()
@@ -79,7 +79,7 @@ def gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> list[
 
 
 def head_gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> list[Params]:
-    """∇_ω under fixed adapters, whose features are computed once and kept by the tasks."""
+    """∇_ω for fixed adapters, whose features the tasks compute once and keep."""
     tasks, phis, batches, _ = zip(*asked, strict=True)
     kept = _train_features(tasks, [phi.adapter for phi in phis])
     features = [own[batch.to(own.device)] for own, batch in zip(kept, batches, strict=True)]
@@ -94,7 +94,7 @@ def head_gradients(asked: Sequence[tuple[ExampleTask, Params, Batch, Part]]) -> 
 
 @torch.no_grad()
 def losses(asked: Sequence[tuple[ExampleTask, Params, Batch]]) -> list[float]:
-    """The mean loss over each one's batch."""
+    """The mean loss over each task's batch."""
     tasks, phis, batches = zip(*asked, strict=True)
     adapters, heads = (torch.stack([getattr(phi, x) for phi in phis]) for x in ("adapter", "head"))
     found: list[float] = _losses_of_batches(tasks, adapters, heads, batches).tolist()
@@ -103,7 +103,7 @@ def losses(asked: Sequence[tuple[ExampleTask, Params, Batch]]) -> list[float]:
 
 @torch.no_grad()
 def scores(asked: Sequence[tuple[ExampleTask, Params, Split, bool]]) -> list[Score]:
-    """The measures on each one's split."""
+    """The measures on each task's split."""
     indices = [getattr(task.data, split) for task, _, split, _ in asked]
     tasks, adapters = [task for task, *_ in asked], [phi.adapter for _, phi, *_ in asked]
     return [
@@ -117,7 +117,7 @@ def scores(asked: Sequence[tuple[ExampleTask, Params, Split, bool]]) -> list[Sco
 def _losses_of_batches(
     tasks: Sequence[ExampleTask], adapters: Tensor, heads: Tensor, batches: Sequence[Batch]
 ) -> Tensor:
-    """(clients,) mean losses by one pass; differentiable in adapters and heads."""
+    """(clients,) mean losses, in one pass; differentiable in adapters and heads."""
     model = tasks[0].model
     read = [task.examples(batch) for task, batch in zip(tasks, batches, strict=True)]
     features = _pass(model, adapters, [inputs for inputs, _ in read])
@@ -130,7 +130,7 @@ def _mean_losses(
     features: Sequence[Tensor],
     labels: Sequence[Tensor],
 ) -> Tensor:
-    """(clients,) by one batched product of all heads (clients, H); shorter batches are padded."""
+    """(clients,), by one batched product with all heads (clients, H); short batches are padded."""
     padded = pad_sequence(list(features), batch_first=True)  # (clients, n, F)
     logits = tasks[0].model.readout.stacked_logits(heads, padded)  # (clients, n, C)
     wanted = pad_sequence(list(labels), batch_first=True, padding_value=NO_LABEL)
@@ -138,7 +138,7 @@ def _mean_losses(
 
 
 def _train_features(tasks: Sequence[ExampleTask], adapters: Sequence[Tensor]) -> list[Tensor]:
-    """Each task's features of its round's examples, computed where it keeps no such."""
+    """Each task's features of its round's examples, computed if the task has not kept them."""
     asked = list(zip(tasks, adapters, strict=True))
     missing = [(task, own) for task, own in asked if task.kept_features(own) is None]
     computed = _features(
@@ -159,9 +159,9 @@ def _features(
     indices: Sequence[NDArray[Any]],
     training: bool = False,
 ) -> list[Tensor]:
-    """Features (n, F) of each one's examples, nothing to be differentiated.
+    """Features (n, F) of each task's examples, without gradients.
 
-    Only those with few examples share passes: for the others stacking has nothing to win.
+    Only tasks with few examples share passes; the others would gain nothing.
     """
     found: dict[int, Tensor] = {}
     few = [place for place, own in enumerate(indices) if 0 < len(own) < ENOUGH_ALONE]
@@ -177,7 +177,7 @@ def _features(
 
 
 def _pass(model: AdaptedModel, adapters: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Each client's features, by one pass for all."""
+    """Each client's features, in one pass for all clients."""
     assert model.stacked is not None
     counts = [len(own) for own in inputs]
     features = model.stacked.features(adapters, model.encoder.join(inputs), counts)

@@ -1,4 +1,4 @@
-"""φ^0 out of a PEFT folder: a run that goes on from an adapter that somebody has tuned."""
+"""φ^0 from a PEFT folder: a run that continues from an existing adapter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pfedseq.params import Params
 
 
 def starting_params(model: AdaptedModel) -> Params:
-    """What all clients start from: `adapter.start`'s weights, or what was drawn for them."""
+    """φ^0 of all clients: the weights of `adapter.start`, or the model's random initial ones."""
     config = model.adapter_config
     if config.start is None:
         return model.initial
@@ -22,8 +22,8 @@ def starting_params(model: AdaptedModel) -> Params:
     read = read_peft_folder(folder, model.encoder.places)
     if config.start_sha256 not in (None, starting_sha256(config)):
         raise InputError(
-            f"the adapter in {folder} is not the one that this run began with: bring back the "
-            "former one, or start a new run"
+            f"the adapter in {folder} is not the one that this run started from: restore the "
+            "original, or start a new run"
         )
     _check_kind(config, read.adapter, model.depth, folder)
     return params_of(_with_head(read, config, folder), model, folder)
@@ -43,7 +43,7 @@ def _with_head(read: PeftFolder, config: AdapterConfig, folder: Path) -> PeftFol
 
 
 def _check_kind(mine: AdapterConfig, theirs: AdapterConfig, depth: int, folder: Path) -> None:
-    """Refuse a folder whose adapter is not that of the config, by the first difference."""
+    """Refuse a folder whose adapter differs from the config, naming the first difference."""
     wanted: dict[str, tuple[object, object]] = {
         "kind": (mine.kind, theirs.kind),
         "targets": (sorted(mine.targets), sorted(theirs.targets)),

@@ -38,21 +38,21 @@ class Examples(Protocol):
         """(B, …): what the adapted model starts from."""
 
     def training_inputs(self, indices: NDArray, stream: int) -> Tensor:  # type: ignore[type-arg]
-        """The same for training: each example changed as (stream, index) says, if at all."""
+        """The same for training, augmented as a function of (stream, index), if at all."""
 
     def labels(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
-        """(B,) class indices; of dialogues the tokens to be predicted, one after the other."""
+        """(B,) class indices; for dialogues the tokens to be predicted, concatenated."""
 
     def sketches(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
-        """(B, …): the examples made small, for PeFLL's description of a client."""
+        """(B, …): downscaled examples, for PeFLL's description of a client."""
 
 
 Keep = Callable[[Params], None]
-"""Saves a personal model in a place that belongs to the client."""
+"""Saves a personal model in the client's storage."""
 
 
 def _no_place(phi: Params) -> None:
-    raise InputError("this client was given no place to save its personal model to")
+    raise InputError("this client has no folder to save its personal model to")
 
 
 class ExampleTask:
@@ -83,7 +83,7 @@ class ExampleTask:
 
     @property
     def units(self) -> Units:
-        """What the model's rates are measured in."""
+        """The units of the model's learning rates."""
         return self.model.units
 
     @property
@@ -93,12 +93,12 @@ class ExampleTask:
 
     @property
     def num_examples(self) -> int:
-        """How many the round trains on: |D_i|, or as many as were drawn for it."""
+        """The number of training examples of this round: |D_i|, or the number drawn for it."""
         return len(self._drawn)
 
     @property
     def factors(self) -> Factors | None:
-        """Where LoRA's A and B lie in θ."""
+        """The positions of LoRA's A and B in θ; None for adapters without them."""
         return self.model.factors
 
     @property
@@ -108,16 +108,16 @@ class ExampleTask:
         return torch.bincount(labels, minlength=len(self.source.class_names))
 
     def hello(self) -> Hello:
-        """How many examples each split has, and the names of the classes."""
+        """The sizes of the splits and the names of the classes."""
         data, names = self.data, self.source.class_names
         return Hello(len(data.train), len(data.validation), len(data.test), names)
 
     def save(self, phi: Params) -> None:
-        """Into the place that the site was given."""
+        """Save a personal model in the site's folder."""
         self._keep(phi)
 
     def batches(self, epochs: int) -> Iterator[Batch]:
-        """Positions in the client's training data; a last, smaller batch is kept."""
+        """Batches of positions in the client's training data; the last may be smaller."""
         for _ in range(epochs):
             order = torch.randperm(self.num_examples, generator=self._order)
             yield from self._drawn[order].split(self.batch_size)
@@ -146,7 +146,7 @@ class ExampleTask:
 
     @staticmethod
     def answer_together(questions: Sequence[shared_passes.Asked]) -> list[Any]:
-        """Several clients' questions, by passes that they share."""
+        """The results of several clients' calls, computed in shared passes."""
         return shared_passes.answers(questions)
 
     @torch.no_grad()
@@ -158,7 +158,7 @@ class ExampleTask:
 
     @torch.no_grad()
     def score(self, phi: Params, split: Split, full: bool = False) -> Score:
-        """The measures of every evaluation on a split; with `full` all, and counts."""
+        """The run's measures on a split; with `full`, all measures and counts."""
         indices = getattr(self.data, split)
         return self.scored(phi.head, self.features(phi.adapter, indices), indices, full)
 
@@ -166,19 +166,19 @@ class ExampleTask:
     def scored(
         self, head: Tensor, features: Tensor, indices: NDArray[Any], full: bool = False
     ) -> Score:
-        """The same of examples with these features."""
+        """`score` of examples whose features are given."""
         measures = tuple(MEASURES) if full else self.measures
         return self.model.readout.score(head, features, self.source.labels(indices), measures, full)
 
     def inputs(self, indices: NDArray[Any], training: bool = False) -> Tensor:
-        """What the adapted model starts from; `training`: as the round has changed the examples."""
+        """The adapted model's inputs; with `training`, augmented for the round."""
         if training:
             return self.source.training_inputs(indices, self._stream)
         return self.source.inputs(indices)
 
     @torch.no_grad()
     def features(self, adapter: Tensor, indices: NDArray[Any], training: bool = False) -> Tensor:
-        """Features (n, F) of examples under a θ that stays, in batches."""
+        """Features (n, F) of examples for a fixed θ, computed in batches."""
         features_of, size = self.model.merged(adapter), self.model.readout.pass_size
         parts = [
             features_of(self.inputs(indices[start : start + size], training))
@@ -187,14 +187,14 @@ class ExampleTask:
         return torch.cat(parts or [adapter.new_zeros(0, self.model.feature_dim)])
 
     def sketches(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The examples made small, and labels (B,)."""
+        """Downscaled examples, and labels (B,)."""
         indices = self.data.train[batch.cpu().numpy()]
         return self.source.sketches(indices), self.source.labels(indices)
 
     def examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of a batch, kept for when the same one is asked for again.
+        """Inputs and labels of a batch, kept for repeated requests of the same batch.
 
-        pFedMe takes K gradients on each batch, Ditto two: it is read and normalised once.
+        pFedMe takes K gradients on each batch and Ditto two; the batch is read only once.
         """
         if self._read is None or self._read[0] is not batch:
             inputs = self.inputs(self.data.train[batch.numpy()], training=True)
@@ -206,7 +206,7 @@ class ExampleTask:
         return self.source.labels(self.data.train[batch.numpy()])
 
     def train_features(self, adapter: Tensor) -> Tensor:
-        """Features (|D_i|, F) under a fixed θ, computed once for what the round trains on."""
+        """Features (|D_i|, F) of the round's training examples for a fixed θ, computed once."""
         kept = self.kept_features(adapter)
         return (
             kept
@@ -216,18 +216,18 @@ class ExampleTask:
 
     @property
     def round_examples(self) -> NDArray[np.int64]:
-        """The training examples that the round's batches are made of."""
+        """The training examples from which the round's batches are drawn."""
         chosen: NDArray[np.int64] = self.data.train[self._drawn.numpy()]
         return chosen
 
     def kept_features(self, adapter: Tensor) -> Tensor | None:
-        """What `keep_features` was last given, if it was for this θ."""
+        """The features last passed to `keep_features`, if they belong to this θ."""
         if self._kept is None or not torch.equal(self._kept[0], adapter):
             return None
         return self._kept[1]
 
     def keep_features(self, adapter: Tensor, features: Tensor) -> Tensor:
-        """Remember the features of `round_examples` under θ, by their places in the data."""
+        """Keep the features of `round_examples` for θ, by position in the data."""
         by_place = features.new_full((len(self.data.train), features.shape[1]), torch.nan)
         by_place[self._drawn.to(features.device)] = features
         self._kept = (adapter.detach(), by_place)
@@ -236,7 +236,7 @@ class ExampleTask:
 
 @dataclass(frozen=True)
 class ExampleSite:
-    """Where client i's examples lie; implements `federation.Site`."""
+    """Client i and its examples; implements `federation.Site`."""
 
     client: int
     model: AdaptedModel
@@ -247,15 +247,15 @@ class ExampleSite:
     keep: Keep = _no_place
     examples_per_round: int | None = None
     measures: tuple[str, ...] = ALWAYS
-    """Those of every evaluation."""
+    """The measures of every evaluation."""
     loss: LossConfig = CROSS_ENTROPY
-    """What training minimises; an evaluation's loss is plain cross-entropy."""
+    """The training loss; evaluations report plain cross-entropy."""
 
     def task(self, t: int, step: str) -> ExampleTask:
-        """The client's objective; its batch order depends on (seed, client, round, step) alone.
+        """The client's objective; its batch order depends only on (seed, client, round, step).
 
-        A personal model may depend on batches drawn for it (Per-FedAvg's): evaluating and
-        exporting draw the same, so that what is deployed is what was tested.
+        A personal model may depend on the batches drawn for it (Per-FedAvg): evaluation and export
+        draw the same ones, so that the exported model is the tested one.
         """
         purpose = "personal" if step in ("evaluate", "keep", "assess", "export") else step
         order, dropout = (
@@ -279,12 +279,12 @@ class ExampleSite:
 
     @property
     def criterion(self) -> Loss:
-        """The loss that the client trains with, by its own training labels."""
+        """The client's training loss, which may depend on its training labels."""
         own = self.data.train if self.loss.looks_at_labels else self.data.train[:0]
         return Loss.of(self.loss, self.source.labels(own), self.source.class_names)
 
     def drawn(self, t: int) -> Tensor:
-        """Places in the training data of what round t trains on; before round 1 all."""
+        """Positions in the training data that round t uses; all of them before round 1."""
         everything, most = len(self.data.train), self.examples_per_round
         if t == 0 or most is None or most >= everything:
             return torch.arange(everything)

@@ -35,7 +35,7 @@ from pfedseq.seeding import seeded
 
 RANDOM = "random:bert-tiny"
 PADDING, FIRST, WORDS = 0, 1, 2
-"""Tokens where there is no vocabulary: none, the first of every text, and from here on words."""
+"""Token numbers without a vocabulary: padding, start of text, and the first word."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 _POOLING_FILE = "1_Pooling/config.json"
 _SENTENCE_TRANSFORMERS: dict[str, Pooling] = {
@@ -46,19 +46,19 @@ _SENTENCE_TRANSFORMERS: dict[str, Pooling] = {
 }
 
 Tokenise = Callable[[Sequence[str], int], NDArray[np.int64]]
-"""(texts, length) ↦ token numbers (n, length): cut where longer, padded where shorter."""
+"""(texts, length) ↦ token numbers (n, length), truncated or padded."""
 
 
 @dataclass(frozen=True)
 class TextEncoder(TokenModel):
-    """A frozen transformer for texts and its tokens; implements `encoder.Encoder`."""
+    """A frozen text encoder and its tokenizer; implements `encoder.Encoder`."""
 
     model: PreTrainedModel
     """In eval mode, without gradients and pooler."""
     family: Family
     tokenise: Tokenise
     padding: int
-    """The token that stands for none."""
+    """The number of the padding token."""
     pooling: Pooling
     """How the outputs over a text's tokens become its feature."""
     name: str
@@ -67,11 +67,11 @@ class TextEncoder(TokenModel):
 
     @property
     def tunes_head(self) -> bool:
-        """Whether clients tune a head: they do."""
+        """True: every client tunes a head."""
         return True
 
     def readout(self, tower: nn.Module, num_classes: int) -> TunedHead:
-        """A head of the client's own."""
+        """The client's linear head."""
         return TunedHead(num_classes, self.feature_dim)
 
     @property
@@ -90,11 +90,11 @@ class TextEncoder(TokenModel):
         layout: AdapterLayout,
         precision: torch.dtype | None,
     ) -> Stacked | None:
-        """Several clients' features in one pass."""
+        """A function for several clients' features in one pass; None if not supported."""
         return self.family.stacked(plain, adapter, layout, self.num_layers, precision)
 
     def feature_length(self, tower: nn.Module) -> float:
-        """The root mean square length of features."""
+        """The root mean square length of the features, computed from the weights."""
         return self.family.feature_length(tower)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
@@ -102,7 +102,7 @@ class TextEncoder(TokenModel):
         return joined(parts, self.padding)
 
     def checksum(self) -> str:
-        """Changes when any weight does, or how the layers compute."""
+        """Changes with any weight and any option that affects the computation."""
         return self._part(self.model, self.num_layers, True).checksum()
 
     @property
@@ -111,9 +111,9 @@ class TextEncoder(TokenModel):
         return int(self.model.get_input_embeddings().weight.shape[1])
 
     def embedded(self, tokens: Tensor) -> Tensor:
-        """The mean of a text's words (B, F) for token numbers (B, T).
+        """The mean word embedding (B, F) of texts given as token numbers (B, T).
 
-        Words are the rows of the frozen embeddings, divided by the deviation of them all.
+        Embeddings are the frozen ones, divided by the standard deviation of all their entries.
         """
         table: Tensor = self.model.get_input_embeddings().weight
         mask = tokens.cpu() != self.padding
@@ -129,7 +129,7 @@ class TextEncoder(TokenModel):
 def load_text_encoder(name: str, pooling: Pooling | None = None, seed: int = 0) -> TextEncoder:
     """A folder or hub id with its tokenizer, or `random:bert-tiny`.
 
-    `pooling` defaults to what a checkpoint of sentence-transformers says, else to the mean.
+    `pooling` defaults to that of a sentence-transformers checkpoint, else to the mean.
     """
     if name == RANDOM:
         return _random(name, pooling or "mean", seed)
@@ -160,11 +160,11 @@ def load_text_encoder(name: str, pooling: Pooling | None = None, seed: int = 0) 
 
 
 def check_reads_texts(name: str) -> None:
-    """Refuse a backbone that reads images, where its name tells it."""
+    """Refuse a backbone whose name shows that it reads images."""
     if name != RANDOM and (name == "demo" or name.startswith("random:")):
         raise InputError(
-            f"backbone {name!r} reads images: for texts name a folder of a text encoder, or "
-            f"{RANDOM}"
+            f"backbone {name!r} reads images: for texts use the folder or hub id of a text "
+            f"encoder, or {RANDOM}"
         )
 
 
@@ -174,7 +174,7 @@ def _tokenizer(name: str) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(name)
     except UNREADABLE as error:
         raise InputError(
-            f"backbone {name!r} has no tokenizer that can be read: {reason(error)}"
+            f"cannot read the tokenizer of backbone {name!r}: {reason(error)}"
         ) from error
     if tokenizer.pad_token_id is None:
         raise InputError(f"the tokenizer of backbone {name!r} has no padding token: give it one")
@@ -182,7 +182,7 @@ def _tokenizer(name: str) -> Any:
 
 
 def _published_pooling(name: str) -> Pooling | None:
-    """What a checkpoint of sentence-transformers says of its pooling."""
+    """The pooling of a sentence-transformers checkpoint; None for other checkpoints."""
     said = find_optional(name, _POOLING_FILE)
     chosen = [
         key for key, value in said.items() if key.startswith("pooling_mode_") and value is True
@@ -198,7 +198,7 @@ def _published_pooling(name: str) -> Pooling | None:
 
 
 def _random(name: str, pooling: Pooling, seed: int) -> TextEncoder:
-    """Two layers of width 128; words are numbered by their checksum."""
+    """A random encoder of two layers of width 128, which numbers words by their checksums."""
     config = BertConfig(
         vocab_size=8192,
         hidden_size=128,
@@ -216,7 +216,7 @@ def _random(name: str, pooling: Pooling, seed: int) -> TextEncoder:
 
 
 def _by_checksum(vocabulary: int) -> Tokenise:
-    """Words numbered by their checksum: random weights know no vocabulary."""
+    """A tokenizer that numbers words by checksum, since random weights have no vocabulary."""
 
     def tokenise(texts: Sequence[str], length: int) -> NDArray[np.int64]:
         tokens = np.full((len(texts), length), PADDING, dtype=np.int64)

@@ -1,16 +1,16 @@
-"""What the frozen layers below the first adapter make of each image, computed once for all runs.
+"""Outputs of the frozen layers below the first adapter, computed once per image for all runs.
 
 A store is a folder that only grows:
 
 - `tokens.npy`: (n, T, F) for all n images of an image store, opened as a read-only memory map;
-  an image that no run has needed yet is a hole and takes no room on the disk;
-- `checksums.npy`: (n,) uint64, for each image that is there 1 + the CRC-32 of its tokens, else 0.
+  an image that no run has needed yet is a hole in the file and takes no disk space;
+- `checksums.npy`: (n,) uint64, 1 + the CRC-32 of the tokens of each image present, else 0.
 
-Its name holds all that the tokens depend on. The tokens of an image are the same bits whenever,
-and beside whatever else, they are computed: those it has alone. A matrix product may round its rows
-differently in other company, so images go through the layers in batches only where a look at this
-machine shows that company changes nothing, else one by one. Where a run's images live in memory
-only (the digits), so do their tokens.
+The folder's name encodes everything that the tokens depend on. An image's tokens are always
+bit-identical to those it has when computed alone. Because a matrix product may round a row
+differently depending on the other rows, images are processed in batches only if a test on this
+machine shows no such difference, and one by one otherwise. If a run's images exist only in memory
+(the digits), so do their tokens.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ Storage = Literal["float32", "float16", "none"]
 Indices = NDArray[np.int64]
 Rows = np.memmap[Any, np.dtype[Any]]
 AT_ONCE = 16
-"""Images in a batch: as fast as any more, and about twice as fast as one by one."""
+"""Images per batch: about twice as fast as one by one, and no slower than larger batches."""
 SAVED_EVERY = 2.0
-"""Seconds of work after which what is done is noted on disk."""
+"""Seconds between writes of the checksums to disk."""
 _STAGE = "computing the frozen layers"
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """The frozen layers as a function of each image by itself, whatever is computed beside it."""
+    """The frozen layers as a function of one image, independent of the rest of its batch."""
 
     tower: Part
     read: Callable[[Indices], Tensor]
-    """Examples by index, as the layers take them."""
+    """The layers' inputs for examples by index."""
     device: torch.device
 
     def each(self, indices: Indices) -> Tensor:
-        """Tokens (B, T, F) of images, computed now."""
+        """Compute the tokens (B, T, F) of images."""
         return torch.cat([self._of(some) for some in self._batches(indices)])
 
     def stream(self, indices: Indices) -> Iterator[tuple[int, Tensor]]:
-        """The same with all cores, an image and its tokens (T, F) after the other."""
+        """Compute with all cores, yielding one image and its tokens (T, F) at a time."""
         batches, at_a_time = self._batches(indices), 2 * (os.cpu_count() or 1)
         with _one_thread_each() as pool:
-            for start in range(0, len(batches), at_a_time):  # so that an interrupt is soon heard
+            for start in range(0, len(batches), at_a_time):  # so that interrupts are handled soon
                 some = batches[start : start + at_a_time]
                 for batch, tokens in zip(some, pool.map(self._of, some), strict=True):
                     yield from zip(batch.tolist(), tokens, strict=True)
@@ -81,17 +81,17 @@ class Prefix:
 
     @torch.no_grad()
     def _of(self, some: Indices) -> Tensor:
-        """Tokens of a batch, filled up with its first image to the one shape that was tried."""
+        """Tokens of a batch, padded with its first image to the batch size that was tested."""
         filled = np.append(some, np.repeat(some[:1], self.at_once - len(some)))
         tokens: Tensor = self.tower(self.read(filled))[: len(some)]
         return tokens
 
     @cached_property
     def at_once(self) -> int:
-        """`AT_ONCE` if images get the same bits alone and at every place in a batch, else 1.
+        """`AT_ONCE` if images give the same bits alone and at every position in a batch, else 1.
 
-        Which operations a place in a batch goes through does not depend on what stands there, so
-        trying one image of noise, or one text, tells for all.
+        The operations on a position do not depend on its content, so testing one noise image, or
+        one text, is sufficient.
         """
 
         @torch.no_grad()
@@ -108,14 +108,14 @@ class Prefix:
 
 
 def _one_thread_each() -> ThreadPoolExecutor:
-    """A thread for every core; how many of PyTorch's share a product may change its last bits."""
+    """One thread per core, with one PyTorch thread each: their number can change the last bits."""
     cores = os.cpu_count() or 1
     return ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens by image, as they were stored."""
+    """Stored tokens, by image."""
 
     rows: NDArray[Any]
     """(n, T, F), in memory or a read-only memory map."""
@@ -127,15 +127,15 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a store of tokens is called after."""
+    """The facts that identify a store of tokens."""
 
     name: str
     count: int
-    """How many examples the data set has."""
+    """The number of examples in the data set."""
     fingerprint: str | None
-    """Changes when an example does; None: tokens stay in memory."""
+    """Changes when an example does; None keeps tokens in memory."""
     facts: tuple[object, ...] = ()
-    """How examples become what the frozen layers take."""
+    """Settings of the preprocessing for the frozen layers."""
 
 
 def keep_tokens(
@@ -146,16 +146,18 @@ def keep_tokens(
     folder: Path | None,
     report: Report | None = None,
 ) -> Callable[[Indices], Tensor]:
-    """Have the tokens of the wanted images ready; gives how to read those of a batch.
+    """Compute the tokens of the requested images that are missing; returns a reader by index.
 
-    They are kept in `folder`, or in memory where there is none.
+    Tokens are kept in `folder`, or in memory if it is None.
     """
     if storage == "none":
         return prefix.each
     report = report or spoken()
     shape = (num_images, *prefix.each(wanted[:1]).shape[1:])
     if folder is None:
-        rows = np.empty(shape, storage)  # the system gives memory to the rows that are written only
+        rows = np.empty(
+            shape, storage
+        )  # the system allocates memory only for rows that are written
         for done, (index, tokens) in enumerate(prefix.stream(wanted), 1):
             rows[index] = tokens.cpu().numpy()
             report(_STAGE, done, len(wanted))
@@ -174,10 +176,10 @@ def tokens_for(
     store: Path | None,
     report: Report | None = None,
 ) -> Callable[[Indices], Tensor]:
-    """Have the tokens of all the clients' examples ready, under `store` or the user's cache."""
+    """`keep_tokens` for all clients' examples, under `store` or the user's cache."""
     folder = None
     if kept.fingerprint is not None and storage != "none":
-        # The kind of device too: a graphics card rounds differently.
+        # The kind of device as well, since GPUs round differently.
         facts = [FORMAT, kept.fingerprint, *kept.facts, prefix.device.type, storage]
         tower = prefix.tower
         key = hashlib.sha256(json.dumps([*facts, tower.checksum()]).encode()).hexdigest()[:16]
@@ -189,7 +191,7 @@ def tokens_for(
 
 
 def spoken() -> Report:
-    """Tells on standard error of work that takes longer than two seconds, every ten."""
+    """A `Report` to standard error every ten seconds, for work of more than two seconds."""
     due = time.monotonic() + 2
 
     def report(stage: str, done: int, total: int) -> None:
@@ -202,14 +204,14 @@ def spoken() -> Report:
 
 
 def _open(folder: Path, shape: tuple[int, ...], storage: Storage) -> Rows:
-    """Map the store's tokens, after making an empty one if there is none, or no readable one."""
+    """Map the store's tokens, after creating an empty store if there is no readable one."""
     file = folder / "tokens.npy"
     try:
         rows = _map(file)
         if rows.shape == shape and rows.dtype == storage:
             return rows
     except (OSError, ValueError):
-        pass  # not there yet, or damaged: made anew
+        pass  # missing or damaged: created below
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -225,7 +227,7 @@ def _map(file: Path) -> Rows:
 
 
 def _fill(folder: Path, rows: Rows, prefix: Prefix, wanted: Indices, report: Report) -> None:
-    """Compute and write what is wanted and not there, or not as its checksum says."""
+    """Compute and write requested tokens that are missing or do not match their checksum."""
     checksums = _checksums(folder, len(rows))
     missing = [i for i in wanted.tolist() if checksums[i] != _checksum(rows[i])]
     if not missing:
@@ -233,7 +235,7 @@ def _fill(folder: Path, rows: Rows, prefix: Prefix, wanted: Indices, report: Rep
     _check_room(folder, len(missing) * rows[0].nbytes)
     saved = time.monotonic()
     try:
-        # Written through the file, not the map: a full disk is an error then, not a crash.
+        # Written through the file, not the map, so that a full disk is an error and not a crash.
         with (folder / "tokens.npy").open("r+b") as file:
             for done, (index, tokens) in enumerate(prefix.stream(np.array(missing)), 1):
                 row = np.ascontiguousarray(tokens.cpu().numpy(), rows.dtype)
@@ -256,7 +258,7 @@ def _check_room(folder: Path, needed: int) -> None:
         raise InputError(
             f"the tokens of the frozen layers need {needed / 1e9:.1f} GB, but {folder.parent} has "
             f"only {free / 1e9:.1f} GB free: choose another data.store, or set model.tokens to "
-            "'float16' (half of it) or 'none' (computed anew each time)"
+            "'float16' (half the size) or 'none' (computed in every round)"
         )
 
 
@@ -266,7 +268,7 @@ def _checksums(folder: Path, count: int) -> NDArray[np.uint64]:
         if checksums.shape == (count,) and checksums.dtype == np.uint64:
             return checksums
     except (OSError, ValueError):
-        pass  # not there yet, or damaged: all tokens count as missing
+        pass  # missing or damaged: all tokens count as missing
     return np.zeros(count, np.uint64)
 
 

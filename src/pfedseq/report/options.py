@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -111,13 +111,16 @@ def _toml(value: Any) -> str:
 
 def _allowed(field: FieldInfo) -> str:
     """Describe a type and its range, e.g. `integer, ≥ 1`; list lengths are left out."""
-    bounds = [
+    return ", ".join([_any_of(list(_names(field.annotation))), *_bounds(field.metadata)])
+
+
+def _bounds(constraints: Sequence[Any]) -> list[str]:
+    return [
         f"{sign} {_toml(getattr(constraint, name))}"
-        for constraint in field.metadata
+        for constraint in constraints
         for name, sign in _BOUNDS.items()
         if getattr(constraint, name, None) is not None
     ]
-    return ", ".join([_any_of(list(_names(field.annotation))), *bounds])
 
 
 def _any_of(names: Sequence[str]) -> str:
@@ -129,7 +132,10 @@ def _names(annotation: Any) -> Iterator[str]:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is None or annotation is type(None):
         return
-    if origin in (Union, types.UnionType):
+    if origin is Annotated:
+        within = [c for a in arguments[1:] for c in getattr(a, "metadata", [a])]
+        yield ", ".join([_any_of(list(_names(arguments[0]))), *_bounds(within)])
+    elif origin in (Union, types.UnionType):
         for argument in arguments:
             yield from _names(argument)
     elif origin is Literal:

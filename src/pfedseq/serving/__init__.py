@@ -1,1 +1,1 @@
-"""What a run's models are for: predictions, evaluation, export, and a service for all clients."""
+"""Uses of a run's models: prediction, evaluation, export, and an HTTP service."""

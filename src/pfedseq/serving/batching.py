@@ -1,8 +1,8 @@
-"""Requests that come while a pass is under way share the next one.
+"""Dynamic batching: requests that arrive during a pass share the next one.
 
-One thread owns the model. It takes what waits until it has `most` rows (those of one request stay
-together), answers it in one pass, and looks again: nobody waits for company, and the more come at
-once the larger the passes.
+One thread owns the model. It takes up to `most` rows of waiting requests (those of one request stay
+together), answers them in one pass, and repeats: no request waits for others to arrive, and passes
+grow with the load.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Probabilities = Callable[[Sequence[int], Sequence[NDArray[Any]]], Tensor]
 """(the model of each row, the examples) ↦ probabilities (B, C)."""
 
 Note = Callable[[int, int], None]
-"""Told after each pass how many requests it answered, and how many rows it had."""
+"""Called after each pass with its numbers of requests and rows."""
 
 
 class TooManyWaiting(Exception):
@@ -36,7 +36,7 @@ class _Request:
 
 
 class Batcher:
-    """Brings requests of many threads together; `close` ends its thread."""
+    """Batches requests of many threads; `close` ends its thread."""
 
     def __init__(
         self, answer: Probabilities, most: int, waiting: int, note: Note = lambda *_: None
@@ -44,7 +44,7 @@ class Batcher:
         self._answer, self._most, self._note = answer, most, note
         self._queue: queue.Queue[_Request | None] = queue.Queue(waiting)
         self.passes = self.answered = 0
-        """How many passes were made, and how many requests they answered."""
+        """Numbers of passes and of answered requests."""
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
@@ -55,11 +55,11 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread that owns the model runs."""
+        """Whether the thread that owns the model is running."""
         return self._thread.is_alive()
 
     def ask(self, rows: Sequence[int], example: NDArray[Any]) -> Future[Tensor]:
-        """The example under each of the models `rows`: a future of (len(rows), C)."""
+        """A future of the probabilities (len(rows), C) of an example under the models `rows`."""
         request = _Request(tuple(rows), example)
         try:
             self._queue.put_nowait(request)
@@ -75,7 +75,7 @@ class Batcher:
     def _work(self) -> None:
         while (first := self._queue.get()) is not None:
             batch, ended = self._gather(first)
-            # Who has given up waiting is left out; from here on nobody can.
+            # Skips cancelled requests; from here on none can be cancelled.
             wanted = [one for one in batch if one.answer.set_running_or_notify_cancel()]
             if wanted:
                 self._answer_all(wanted)
@@ -100,7 +100,7 @@ class Batcher:
         examples: list[Any] = [one.example for one in batch for _ in one.rows]
         try:
             shares = self._answer(rows, examples)
-        except BaseException as problem:  # it is everyone's, and must not end the thread
+        except BaseException as problem:  # passed to all waiting requests; must not end the thread
             for one in batch:
                 one.answer.set_exception(problem)
             return

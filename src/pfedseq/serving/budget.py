@@ -1,4 +1,4 @@
-"""Memory that all requests share: pixels being decoded, and bytes of bodies being read."""
+"""Memory limits across requests: pixels being decoded, and bytes of bodies being read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class Budget:
-    """So much at a time for everyone; who finds too little left waits, first come first served."""
+    """A shared amount; a request that finds too little left waits, first come, first served."""
 
     def __init__(self, total: int) -> None:
         self.total, self.used = total, 0
@@ -17,7 +17,7 @@ class Budget:
 
     @asynccontextmanager
     async def take(self, amount: int) -> AsyncIterator[None]:
-        """Hold `amount` during the block; more than all of it counts as all of it."""
+        """Hold `amount` during the block; at most the whole budget."""
         amount = min(amount, self.total)
         if self._waiting or self.used + amount > self.total:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -25,7 +25,7 @@ class Budget:
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():  # its turn had come at the same moment
+                if turn.done() and not turn.cancelled():  # its turn came at the same moment
                     self._give_back(amount)
                 else:
                     self._waiting = deque(w for w in self._waiting if w[0] is not turn)
@@ -51,18 +51,18 @@ class Budget:
 
 
 class Tally:
-    """So much at a time for everyone; who finds too little left is refused."""
+    """A shared amount; a request that finds too little left is refused."""
 
     def __init__(self, total: int) -> None:
         self.total, self.used = total, 0
 
     def add(self, amount: int) -> bool:
-        """Hold `amount` more; False, and nothing held, if that is more than there is."""
+        """Hold `amount` more; returns False, without holding it, if too little is left."""
         if self.used + amount > self.total:
             return False
         self.used += amount
         return True
 
     def give_back(self, amount: int) -> None:
-        """Release what was held."""
+        """Release `amount`."""
         self.used -= amount

@@ -1,4 +1,4 @@
-"""The model card of an exported model: what it is, how good, and how anyone loads it."""
+"""The model card of an exported model: its description, scores and code to load it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CITATION = """\
 }"""
 
 MOST_NAMES = 12
-"""Classes that a card names one by one."""
+"""Maximum number of classes that a card lists by name."""
 
 
 def model_card(personal: PersonalModel, base: str, facts: Mapping[str, str], folder: str) -> str:
@@ -43,9 +43,9 @@ def model_card(personal: PersonalModel, base: str, facts: Mapping[str, str], fol
     tags = (adapter.kind, *card.tags, "personalized-federated-learning")
     front += ["tags:", *(f"- {tag}" for tag in tags), "---"]
     where = (
-        f"The backbone is `{base}` of the hub."
+        f"The backbone is `{base}` on the Hugging Face hub."
         if published
-        else f"The backbone is the folder `{base}`, as seen from this one: keep them together."
+        else f"The backbone is the folder `{base}`, relative to this one: keep them together."
     )
     named = some([repr(name) for name in personal.class_names], MOST_NAMES)
     classes = f"{count(len(personal.class_names), 'class')}: {named}."
@@ -53,12 +53,11 @@ def model_card(personal: PersonalModel, base: str, facts: Mapping[str, str], fol
     parts = [
         "\n".join(front),
         f"# The personal model of {_cell(client)}",
-        f"{tuned} for {card.what}, tuned by personalised federated learning: this "
-        "model is one client's own.",
+        f"{tuned} for {card.what}, tuned by personalised federated learning for one client.",
         "\n".join(["| | |", "|---|---|", *(f"| {k} | {_cell(v)} |" for k, v in facts.items())]),
         *([classes] if personal.class_names else []),
         "## Use",
-        f"{where} Transformers and PEFT are all that is needed:",
+        f"{where} It needs only Transformers and PEFT:",
         f"```python\n{imports}{card.code}\n```",
         f"Or `pfedseq predict {folder} {card.example}`.",
         "## Citation",
@@ -68,7 +67,7 @@ def model_card(personal: PersonalModel, base: str, facts: Mapping[str, str], fol
 
 
 def run_facts(run: RunFolder, personal: PersonalModel) -> dict[str, str]:
-    """How a client's model came about and how good it is, in words."""
+    """The origin and scores of a client's model, as rows of the card's table."""
     about, adapter = personal.about, personal.model.adapter_config
     config = read_config(run.config)
     name, number = str(about["method"]), int(about["number"])
@@ -90,8 +89,8 @@ def run_facts(run: RunFolder, personal: PersonalModel) -> dict[str, str]:
     if (data := run.read_data()) is not None:
         held = data["clients"][number]
         facts[f"{personal.reader.unit}s"] = (
-            f"{data['data']}: {len(held['train']):,} to train, {len(held['validation']):,} to "
-            f"validate, {len(held['test']):,} to test"
+            f"{data['data']}: {len(held['train']):,} training, {len(held['validation']):,} "
+            f"validation, {len(held['test']):,} test"
         )
     if (scored := _final_scores(run, name)) is not None and number in scored.clients:
         place, headline = scored.clients.index(number), scored.measure
@@ -105,7 +104,7 @@ def run_facts(run: RunFolder, personal: PersonalModel) -> dict[str, str]:
 
 
 def _final_scores(run: RunFolder, method: str) -> Scores | None:
-    """Those of the models that are kept, or, while the run goes on, of the last evaluation."""
+    """The scores of the saved models or, during a run, of the last evaluation."""
     if (assessment := run.read_assessment(method)) is not None:
         return assessment.scores
     scored = evaluated(run.by_method().get(method, []))
@@ -115,7 +114,7 @@ def _final_scores(run: RunFolder, method: str) -> Scores | None:
 def _kind_card(
     kind: Kind, personal: PersonalModel, base: str, folder: str, published: bool
 ) -> tuple[ExportCard, str]:
-    """What the card says of the kind of examples, and what its code imports first."""
+    """The kind's part of the card, and the path of the backbone in its code."""
     few = len(personal.class_names) <= MOST_NAMES
     names = (
         f"[{', '.join(map(_quoted, personal.class_names))}]"

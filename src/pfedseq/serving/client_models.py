@@ -1,4 +1,4 @@
-"""The personal models that lie somewhere: in a run, in an export, or a single PEFT folder."""
+"""Finds the personal models in a run, an export or a single PEFT folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Place:
 
 
 class ClientModels:
-    """All clients' models of one method; loaded one by one, on one backbone."""
+    """All clients' models of one method, loaded one by one on a shared backbone."""
 
     def __init__(self, path: Path, method: str | None, places: list[Place]) -> None:
         self.path, self.method, self.places = path, method, places
@@ -33,7 +33,7 @@ class ClientModels:
 
     @classmethod
     def open(cls, path: Path, method: str | None = None) -> ClientModels:
-        """Find the models; of a run's methods the first, unless `method` names another."""
+        """Find the models of `method`, by default a run's first."""
         if not path.is_dir():
             raise InputError(f"there is no folder {path}")
         if (path / CONFIG_FILE).exists():
@@ -46,8 +46,8 @@ class ClientModels:
         found = [entry.parent for entry in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
         if not found:
             raise InputError(
-                f"{folder} has no personal models: name the folder of a finished run, of an export "
-                "or of a PEFT adapter"
+                f"{folder} has no personal models: name the folder of a finished run, an export "
+                "or a PEFT adapter"
             )
         abouts = [read_about(entry) for entry in found]
         places = [_place(entry, about) for entry, about in zip(found, abouts, strict=True)]
@@ -57,11 +57,11 @@ class ClientModels:
 
     @property
     def names(self) -> list[str]:
-        """The clients in their order."""
+        """The names of the clients, in order."""
         return [place.client for place in self.places]
 
     def find(self, client: str | None) -> int:
-        """The place of a client by its name, its folder's name or its number from 0."""
+        """The index of a client given by name, folder name or number from 0."""
         if client is None:
             if len(self.places) == 1:
                 return 0
@@ -76,7 +76,7 @@ class ClientModels:
         )
 
     def load(self, index: int) -> PersonalModel:
-        """The model of the client at a place; the backbone is loaded with the first."""
+        """The model of the client at an index; the first call loads the backbone."""
         loaded = PersonalModel.load(self.places[index].folder, self._shared)
         self._shared = loaded.model
         return loaded
@@ -87,7 +87,7 @@ def _place(folder: Path, about: Mapping[str, Any]) -> Place:
 
 
 def _method_of_run(path: Path, config: Config, method: str | None) -> str:
-    """The wanted method, or the first of the run that has left models."""
+    """The requested method, or the run's first method with saved models."""
     there = {entry.name for entry in path.glob("adapters/*") if entry.is_dir()}
     if not there:
         raise InputError(

@@ -1,14 +1,13 @@
-"""Limits on connections, so that whoever opens many and says nothing keeps nobody out.
+"""Limits on connections, so that idle connections cannot block the service.
 
 uvicorn has no time limit on a request's head and no limit on connections without a request. Its
-protocol class, which is one object for each connection, is extended by three rules.
+protocol class, with one object per connection, is extended by three rules.
 
 - A head must be complete within `head_seconds` of the connection, or of the next request's first
   byte.
-- Beyond `most` connections, a new one takes the place of the one that has been without a request
-  for longest.
-- Where every connection has a request under way, a few more (`RESERVE`) are accepted, on which
-  only health and metrics are answered; beyond them a new connection is closed at once.
+- Beyond `most` connections, a new one replaces the connection that has been idle longest.
+- If every connection has a request in progress, a few more (`RESERVE`) are accepted, which only
+  serve health and metrics; any further connection is closed at once.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from pfedseq.errors import InputError
 RESERVE = 16
 """Connections beyond the limit, for health and metrics."""
 OTHER_FILES = 64
-"""Open files of a process beside its connections."""
+"""Open files of the process besides its connections."""
 
 Closed = Callable[[str], None]
-"""Told why a connection was closed by the service."""
+"""Called with the reason when the service closes a connection."""
 
 
 def limited(
     most: int, head_seconds: float, closed: Closed, base: Any = AutoHTTPProtocol
 ) -> type[asyncio.Protocol]:
-    """A protocol class for `uvicorn.Config(http=…)` that keeps to the limits."""
+    """A protocol class for `uvicorn.Config(http=…)` that enforces the limits."""
 
     class Limited(base):  # type: ignore[misc]
         """One connection."""
@@ -41,11 +40,11 @@ def limited(
         app_state: dict[str, Any]
         _head_timer: asyncio.TimerHandle | None = None
         since = 0.0
-        """When the connection was last without a request."""
+        """The time since which the connection has been idle."""
 
         @property
         def idle(self) -> bool:
-            """Whether no request is under way."""
+            """Whether no request is in progress."""
             return self.cycle is None or self.cycle.response_complete
 
         def connection_made(self, transport: asyncio.Transport) -> None:
@@ -71,7 +70,7 @@ def limited(
         def on_response_complete(self) -> None:
             self.since = self.loop.time()
             super().on_response_complete()
-            if not self.idle:  # the next request had come already
+            if not self.idle:  # the next request has already arrived
                 self._head_is_in()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -95,7 +94,7 @@ def limited(
                 self.transport.abort()
 
         def _make_room(self) -> bool:
-            """Close the connection that has been without a request for longest."""
+            """Close the connection that has been idle longest; False if there is none."""
             idle = [one for one in self.connections if one.idle]
             if not idle:
                 return False
@@ -109,7 +108,7 @@ def limited(
 
 
 def allow_files(connections: int) -> None:
-    """Let this process open files for so many connections; refuse if the system does not."""
+    """Raise the limit on open files for so many connections; refuse if that is not possible."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

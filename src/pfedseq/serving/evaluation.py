@@ -1,4 +1,4 @@
-"""How good a client's model is: on labelled examples, or on its own test data."""
+"""Evaluates a client's model on labelled examples, or on the client's own test data."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from pfedseq.workloads.personal import Example, PersonalModel
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All measures on some examples, and how often each class was taken for which."""
+    """All measures on a set of examples, and the confusion matrix."""
 
     num_examples: int
     measures: Mapping[str, float]
-    """By name; one that is not defined on these examples is missing."""
+    """Values by name, without measures that are undefined on these examples."""
     confusion: NDArray[np.int64]
-    """(C, C): examples of the row's class that were taken for the column's."""
+    """(C, C): examples of the row's class predicted as the column's class."""
     class_names: tuple[str, ...]
     unit: str = "image"
-    """What one example is called."""
+    """The word for one example."""
 
     def to_json(self) -> dict[str, Any]:
-        """One object; the confusion has only the classes that occur."""
+        """A JSON object, whose confusion matrix has only the classes that occur."""
         counted = f"num_{self.unit}s"
         found: dict[str, Any] = {counted: self.num_examples, **self.measures}
         if self.class_names:
@@ -55,7 +55,7 @@ class Evaluation:
 
 
 def evaluate_on(model: PersonalModel, labelled: Labelled, report: Report = silent) -> Evaluation:
-    """Score a model on labelled examples that somebody brings along."""
+    """Score a model on the user's labelled examples."""
     examples = (model.read(raw) for raw in labelled.read())
     return _evaluate(model, examples, labelled.labels(model.class_names), report)
 
@@ -66,14 +66,14 @@ class OwnTestData:
     def __init__(self, run: Path) -> None:
         folder = RunFolder(run)
         if not folder.config.exists():
-            raise InputError(f"{run} has no test data of its own: give some with --data")
+            raise InputError(f"{run} has no test data: provide some with --data")
         config = read_config(folder.config)
         self.data = load_data(config.data, config.run.seed)
         then = folder.read_data()
         if then is not None and (changed := difference(then, data_record(self.data))):
             raise InputError(
-                f"the data are not those that {run} was made on ({changed}): bring back the former "
-                "data, or name others with --data"
+                f"the data have changed since {run} ({changed}): restore the original data, or "
+                "name other data with --data"
             )
 
     def evaluate(self, model: PersonalModel, client: str, report: Report = silent) -> Evaluation:
@@ -92,7 +92,7 @@ def _evaluate(
 ) -> Evaluation:
     total, unit = len(labels), model.reader.unit
     if not total:
-        raise InputError(f"there are no {unit}s to evaluate on")
+        raise InputError(f"the data have no {unit}s to evaluate on")
     found = find_kind(unit).score(model, examples, labels, report)
     confusion = np.zeros((0, 0), np.int64) if found.counts is None else found.counts.matrix()
     return Evaluation(total, found.values, confusion, model.class_names, unit)

@@ -1,4 +1,4 @@
-"""Clients' models as folders that others load: PEFT, whole checkpoints, ONNX."""
+"""Exports clients' models as PEFT folders, complete checkpoints or ONNX files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def export_models(
     onnx: bool = False,
     report: Report = silent,
 ) -> list[Path]:
-    """Write the chosen clients' models to folders of their own in `to`; returns the folders.
+    """Write each chosen client's model to a folder in `to`; returns the folders.
 
-    Where transformers cannot load the backbone by name alone (or `with_backbone` asks for it), it
-    is written once, beside them. Nothing that is there already is replaced.
+    If transformers cannot load the backbone by name (or with `with_backbone`), it is written once,
+    beside them. Existing folders are never replaced.
     """
     if onnx:
         check_onnx()
@@ -64,7 +64,7 @@ def export_models(
 
 
 def _backbone_name(models: ClientModels) -> str:
-    """A folder for the backbone that no client's is called."""
+    """A name for the backbone's folder that no client has."""
     name, taken = "backbone", {place.folder.name.casefold() for place in models.places}
     while name in taken:
         name += "_"
@@ -72,8 +72,10 @@ def _backbone_name(models: ClientModels) -> str:
 
 
 def _share(kind: Kind, encoder: Encoder, folder: Path) -> None:
-    """Write the backbone for all adapters beside it, or find that it is there."""
+    """Write the backbone that all adapters share, unless it already exists."""
     if not folder.exists():
         kind.write_backbone(encoder, folder)
     elif not kind.same_backbone(encoder, folder):
-        raise InputError(f"{folder} is another backbone than this run's: choose another --to")
+        raise InputError(
+            f"{folder} contains a backbone that differs from this run's: choose another --to"
+        )

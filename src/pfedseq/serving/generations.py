@@ -1,4 +1,4 @@
-"""The models in use, which others replace while requests are under way."""
+"""The models in use, which can be replaced while requests are in progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pfedseq.serving.watching import Log
 
 @dataclass(frozen=True)
 class Served:
-    """The models of all clients, and last the global one."""
+    """The models of all clients, followed by the global model."""
 
     together: ModelsTogether
     clients: tuple[str, ...]
@@ -41,7 +41,7 @@ class Served:
 
 @dataclass
 class Generation:
-    """The models of one loading, their thread, and the requests that use them."""
+    """The models of one load, their thread, and the number of requests that use them."""
 
     served: Served
     batcher: Batcher
@@ -50,7 +50,7 @@ class Generation:
 
 
 class Generations:
-    """The current models; a request keeps those that it began with."""
+    """The current models; a request keeps the models that it started with."""
 
     def __init__(
         self, served: Served, start: Callable[[Served], Batcher], metrics: Metrics, log: Log
@@ -61,7 +61,7 @@ class Generations:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Generation]:
-        """The current models, which stay usable to the end of the block."""
+        """The current models, which remain usable until the end of the block."""
         used = self.current
         used.users += 1
         try:
@@ -72,7 +72,7 @@ class Generations:
                 used.unused.set()
 
     async def reload(self, load: Callable[[], Served]) -> None:
-        """Replace the models by what `load` finds; what it refuses leaves the old ones in use."""
+        """Replace the models by the result of `load`; if it fails, the old ones stay in use."""
         async with self._reloading:
             try:
                 served = await run_in_threadpool(load)
@@ -90,14 +90,14 @@ class Generations:
             await run_in_threadpool(_close, former)
 
     async def close(self) -> None:
-        """Answer what waits, then stop."""
+        """Answer waiting requests, then stop."""
         await run_in_threadpool(_close, self.current)
 
 
 def _check_unit(old: Served, new: Served) -> None:
     if new.together.unit != old.together.unit:
         raise InputError(
-            f"the new models take a {new.together.unit} and the present ones a "
+            f"the new models read a {new.together.unit}, but the current ones a "
             f"{old.together.unit}: restart the service"
         )
 

@@ -15,9 +15,9 @@ from pfedseq.workloads.personal import read_about
 
 
 def import_adapter(folder: Path, config: Config, *, head: bool = False) -> Config:
-    """`config` with the folder's adapter and backbone, and how it reads examples; all is tried.
+    """`config` with the folder's adapter, backbone and preprocessing, after a test load.
 
-    What the folder does not say stays as `config` has it.
+    Options that the folder does not specify keep their values in `config`.
     """
     asked = asked_backbone(
         folder, read_base(folder), read_about(folder), or_else=config.model.backbone
@@ -25,7 +25,7 @@ def import_adapter(folder: Path, config: Config, *, head: bool = False) -> Confi
     encoder = asked.completed(config).load()
     read = read_peft_folder(folder, encoder.places)
     if head and read.head is None:
-        raise InputError(f"{folder} has no head: leave out --head")
+        raise InputError(f"{folder} has no head: remove --head")
     every_layer = read.adapter.layers == tuple(range(encoder.num_layers))
     adapter = read.adapter.model_copy(
         update={

@@ -1,4 +1,4 @@
-"""From a folder to the models that are served."""
+"""Loads the models to serve from a folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfedseq.workloads.personal import PersonalModel
 
 
 def load_served(path: Path, method: str | None, in_memory: int, report: Report = silent) -> Served:
-    """All clients' models where there are at most `in_memory`; else each when it is asked for."""
+    """Load all clients' models if there are at most `in_memory`, otherwise each on demand."""
     found = ClientModels.open(path, method)
     names = tuple(found.names)
     if len(names) <= in_memory:

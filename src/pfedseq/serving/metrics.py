@@ -1,4 +1,4 @@
-"""What the service counts, in Prometheus' text format."""
+"""The service's metrics, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Histogram:
-    """Counts of values up to each bound, as Prometheus wants them."""
+    """Counts of values up to each bound, as in Prometheus."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -31,7 +31,7 @@ class Histogram:
         return sum(self._counts)
 
     def lines(self, name: str) -> Iterator[str]:
-        """The samples; each bound counts all values up to it."""
+        """The samples, with cumulative counts."""
         below = 0
         for bound, number in zip(self.bounds, self._counts, strict=False):
             below += number
@@ -42,7 +42,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counters of the service's life; they survive a reload of the models."""
+    """The service's counters, which are kept when models are reloaded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class Metrics:
 
     @property
     def passes(self) -> int:
-        """How many passes through the backbone were made."""
+        """The number of passes through the backbone."""
         return self.rows.count
 
     def request(self, path: str, status: int, seconds: float) -> None:
@@ -81,12 +81,12 @@ class Metrics:
             self.reloads[outcome] += 1
 
     def closed(self, why: str) -> None:
-        """Count a connection that the service closed by itself."""
+        """Count a connection that the service closed."""
         with self._lock:
             self.connections_closed[why] += 1
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """All of it; `gauges` are (what it is, the value now) by name."""
+        """All metrics as text; `gauges` are (description, current value) by name."""
         with self._lock:
             lines = [
                 *_counter(

@@ -1,8 +1,8 @@
-"""More clients' models than are kept in memory: loaded when asked for, the longest unused dropped.
+"""A cache for more clients' models than fit in memory: loaded on demand, least recently used out.
 
 The backbone is in memory once; a client's adapter and head are read from its folder, which takes
-milliseconds. The mean of all models, which a comparison needs where the run has no FedAvg model, is
-computed by a thread of its own, one model at a time.
+milliseconds. The mean of all models, which a comparison needs if the run has no FedAvg model, is
+computed in a separate thread, one model at a time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pfedseq.workloads.personal import PersonalModel
 
 
 class NotYet(Exception):
-    """What is asked for is still being computed."""
+    """The requested model is still being computed."""
 
 
 class ModelCache(Sequence[PersonalModel]):
-    """The models of all clients and last the global one; at most `most` clients' in memory.
+    """The models of all clients and, last, the global one; at most `most` clients' in memory.
 
-    `first` has the backbone that all are put on. Without `everyones` the global one is their mean.
+    All share the backbone of `first`. Without `everyones`, the global model is the clients' mean.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ModelCache(Sequence[PersonalModel]):
         self._kept: OrderedDict[int, PersonalModel] = OrderedDict({0: first})
         self._closed = threading.Event()
         self.loads = 0
-        """How many models were read from their folders."""
+        """The number of models read from their folders."""
         if everyones is not None:
             check_kind(self.first, everyones)
         self._everyones, self._problem = everyones, ""
@@ -63,12 +63,12 @@ class ModelCache(Sequence[PersonalModel]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[PersonalModel]: ...
     def __getitem__(self, index: int | slice) -> PersonalModel | Sequence[PersonalModel]:
-        """The model of a client, or with the last index the global one, if it is there yet."""
+        """The model of a client or, at the last index, the global one, once it is computed."""
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         if index in (-1, len(self) - 1):
             return self._global()
-        with self._lock:  # one load at a time: a second request for the same model waits for it
+        with self._lock:  # one load at a time, so that a second request for a model waits for it
             model = self._kept.pop(index, None) or self._load(index)
             self._kept[index] = model
             while len(self._kept) > self._most:
@@ -97,7 +97,7 @@ class ModelCache(Sequence[PersonalModel]):
         )
 
     def _average(self) -> None:
-        """Compute the mean, weighted by |D_i| where every model knows it: Eq. (1)."""
+        """Compute the mean, weighted by |D_i| if every model has it: Eq. (1)."""
         try:
             sums = [_Mean(), _Mean()]  # weighted, and plain
             known = True
@@ -112,14 +112,14 @@ class ModelCache(Sequence[PersonalModel]):
                 sums[1].add(model.phi, 1.0)
             phi = sums[0 if known else 1].value()
         except InputError as problem:
-            self._problem = f"there is no mean of all clients' models: {problem}"
+            self._problem = f"the mean of all clients' models cannot be computed: {problem}"
             return
         first = self.first
         self._everyones = PersonalModel(first.model, phi, first.class_names, first.reader)
 
 
 class _Mean:
-    """A weighted mean of one φ after another."""
+    """A running weighted mean of φ."""
 
     def __init__(self) -> None:
         self._sum: Params | None = None

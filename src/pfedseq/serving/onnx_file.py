@@ -22,7 +22,7 @@ OPSET = 18
 
 
 def check_onnx() -> None:
-    """Refuse early where PyTorch's exporter lacks what it needs."""
+    """Refuse early if packages that PyTorch's exporter needs are missing."""
     if importlib.util.find_spec("onnx") is None or importlib.util.find_spec("onnxscript") is None:
         raise InputError("--onnx needs more packages: pip install 'pfedseq[onnx]'")
 
@@ -38,7 +38,7 @@ class _Logits(nn.Module):
 
 
 def write_onnx(personal: PersonalModel, path: Path) -> None:
-    """One file: `pixel_values` (batch, 3, S, S), normalised, to `logits` (batch, C)."""
+    """Write a file that maps normalised `pixel_values` (batch, 3, S, S) to `logits` (batch, C)."""
     check_onnx()
     side = backbone_of(personal).image_size
     example = torch.zeros(2, 3, side, side)
@@ -59,7 +59,7 @@ def write_onnx(personal: PersonalModel, path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep away what the exporter says of packages that are not needed."""
+    """Silence the exporter's messages about packages that are not needed."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

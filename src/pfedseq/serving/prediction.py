@@ -1,4 +1,4 @@
-"""Predictions on the examples that a person names."""
+"""Predictions for the examples that the user names."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pfedseq.workloads.personal import PREDICTION_BATCH, Example, PersonalModel
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model makes of one example: its likeliest classes, the likeliest first."""
+    """A model's likeliest classes for one example, in descending order."""
 
     example: str
     classes: tuple[str, ...]
     probabilities: tuple[float, ...]
 
     def to_json(self, unit: str = "image") -> dict[str, Any]:
-        """One object; `class` and `probability` are those of the first."""
+        """A JSON object; `class` and `probability` are those of the likeliest class."""
         top = [
             {"class": name, "probability": share}
             for name, share in zip(self.classes, self.probabilities, strict=True)
@@ -46,14 +46,14 @@ def most_likely(example: str, shares: Tensor, class_names: Sequence[str], top: i
 def predict_files(
     model: PersonalModel, files: Sequence[Path], top: int = 1, report: Report = silent
 ) -> Iterator[Prediction | InputError]:
-    """A prediction for each file, or why there is none, in order."""
+    """A prediction for each file, or the error, in order."""
     return predict_found(model, [Found(str(file), file) for file in files], top, report)
 
 
 def predict_found(
     model: PersonalModel, found: Sequence[Found], top: int = 1, report: Report = silent
 ) -> Iterator[Prediction | InputError]:
-    """A prediction for each example, or why there is none, in order."""
+    """A prediction for each example, or the error, in order."""
     for start in range(0, len(found), PREDICTION_BATCH):
         some = found[start : start + PREDICTION_BATCH]
         examples: list[Example] = []
@@ -76,20 +76,20 @@ def predict_found(
 
 @dataclass(frozen=True)
 class WrittenAnswer:
-    """What a language model writes in answer to a prompt."""
+    """A language model's answer to a prompt."""
 
     prompt: str
     text: str
 
     def to_json(self, unit: str = "dialogue") -> dict[str, Any]:
-        """One object."""
+        """A JSON object."""
         return {"prompt": self.prompt, "answer": self.text}
 
 
 def answer_found(
     model: PersonalModel, found: Sequence[Found], how: Writing, report: Report = silent
 ) -> Iterator[WrittenAnswer | InputError]:
-    """An answer to each prompt, or why there is none, in order."""
+    """An answer to each prompt, or the error, in order."""
     writer = Writer(model, how)
     for done, (name, content) in enumerate(found, 1):
         try:

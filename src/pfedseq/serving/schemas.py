@@ -1,4 +1,4 @@
-"""The bodies of the service's answers."""
+"""The bodies of the service's responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ClassShare(BaseModel):
 
 
 class Answer(BaseModel):
-    """What the client's model makes of an example, and on request the global one."""
+    """The prediction of the client's model and, on request, of the global model."""
 
     client: str
     prediction: list[ClassShare]
@@ -22,14 +22,14 @@ class Answer(BaseModel):
 
 
 class ClientList(BaseModel):
-    """Whose models there are."""
+    """The clients that have a model."""
 
     clients: list[str]
     method: str | None
     class_names: list[str]
     global_is: str
     unit: str
-    """What a request holds: `image` or `text`."""
+    """The content of a request: `image` or `text`."""
 
 
 class Readiness(BaseModel):
@@ -40,7 +40,7 @@ class Readiness(BaseModel):
 
 
 class Health(BaseModel):
-    """That the service works, and how busy it is."""
+    """The service's health and load."""
 
     status: str
     clients: int

@@ -52,19 +52,19 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all of them together, may take."""
+    """Limits for one request and for all requests together."""
 
     body_bytes: int = 10_000_000
     seconds: float = 30.0
-    """From the first byte to the answer."""
+    """Time limit from the first byte to the response."""
     batch: int = 64
-    """Rows in a pass."""
+    """Maximum rows per pass."""
     waiting: int = 1024
-    """Requests in the queue."""
+    """Maximum number of requests in the queue."""
     pixels: int = 64_000_000
-    """Pixels decoded at a time, by all requests together."""
+    """Maximum pixels being decoded by all requests together."""
     bodies_bytes: int = 256_000_000
-    """Bytes of bodies in memory, of all requests together."""
+    """Maximum bytes of bodies in memory for all requests together."""
 
 
 def make_service(
@@ -75,9 +75,9 @@ def make_service(
     metrics: Metrics | None = None,
     log: Log = log_nothing,
 ) -> FastAPI:
-    """The application; with a `token`, predictions, clients' names and metrics need it.
+    """The application; a `token` is required for predictions, clients' names and metrics if given.
 
-    SIGHUP replaces the models by what `reload` loads.
+    SIGHUP replaces the models by the result of `reload`.
     """
     counted = metrics or Metrics()
 
@@ -133,7 +133,7 @@ def make_service(
         top: Annotated[int, Query(ge=1, description="How many classes to name.")] = 3,
         compare: Annotated[bool, Query(description="Also ask the global model.")] = False,
     ) -> Answer:
-        """Name the class of the example that is the request's body."""
+        """Predict the class of the example in the request's body."""
         async with app.state.generations.use() as generation:
             now: Served = generation.served
             number = _number(now, client)
@@ -177,11 +177,11 @@ def make_service(
 
 
 def _reload_on_signal(generations: Generations, load: Callable[[], Served]) -> None:
-    """Reload the models on SIGHUP, where there is one."""
+    """Reload the models on SIGHUP, on systems that have it."""
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         return
     loop = asyncio.get_running_loop()
-    running: set[asyncio.Task[None]] = set()  # a task that nobody holds may vanish
+    running: set[asyncio.Task[None]] = set()  # a task without a reference may be garbage-collected
 
     def begin() -> None:
         task = loop.create_task(generations.reload(load))
@@ -194,12 +194,12 @@ def _reload_on_signal(generations: Generations, load: Callable[[], Served]) -> N
 def _add_vitals(
     app: FastAPI, limits: Limits, guard: list[Any], pixels: Budget, bodies: Tally
 ) -> None:
-    """Add what tells supervisors and monitoring about the service."""
+    """Add the endpoints for supervisors and monitoring."""
     counted: Metrics = app.state.metrics
 
     @app.get("/healthz")
     async def healthz() -> Health:
-        """Whether the process works: restart it if not."""
+        """Whether the process works; if not, restart it."""
         now: Generation = app.state.generations.current
         return Health(
             status="ok",
@@ -211,7 +211,7 @@ def _add_vitals(
 
     @app.get("/readyz", responses={503: {"model": Readiness}})
     async def readyz() -> JSONResponse:
-        """Whether a request would be answered now: send none if not."""
+        """Whether requests are answered now; if not, send none."""
         batcher: Batcher = app.state.generations.current.batcher
         why = None
         if not batcher.alive:
@@ -241,7 +241,7 @@ def _upload(kind: Kind, request: Request, content: bytes) -> Upload:
 
 
 def _read(kind: Kind, together: ModelsTogether, rows: list[int], upload: Upload) -> Any:
-    """The example as the models take it; the models are loaded, too, where they are not yet."""
+    """Read the example for the models, and load the models that are not in memory."""
     try:
         example = together.read(f"the {kind.unit}", upload.content)
     except InputError as problem:
@@ -265,7 +265,7 @@ async def _ask(generation: Generation, rows: list[int], example: Any) -> Tensor:
 
 @asynccontextmanager
 async def _body(request: Request, most: int, bodies: Tally, unit: str) -> AsyncIterator[bytes]:
-    """The request's body; one that is too long is not read to its end."""
+    """The request's body; refuses one that is too long before reading it to the end."""
     too_long = Refused(413, f"the {unit} is larger than {most:,} bytes: send a smaller one")
     stated = request.headers.get("content-length", "0")
     if stated.isdecimal() and (len(stated) > 18 or int(stated) > most):

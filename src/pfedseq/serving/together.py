@@ -1,4 +1,4 @@
-"""Examples for many clients through one backbone at once, each under its adapter and head."""
+"""Predictions for many clients in one pass through the backbone, each with its adapter and head."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FEDAVGS, MEAN = "FedAvg's global model", "the mean of all clients' models"
 
 
 class ModelsTogether:
-    """Models of the same kind on one backbone; rows of a batch go to any of them.
+    """Models of the same kind on one backbone; each row of a batch may use a different one.
 
-    `models` may load them as they are asked for, if each is checked against the first (`checked`).
+    `models` may load them on demand, if each is checked against the first (`checked`).
     """
 
     def __init__(self, models: Sequence[PersonalModel], checked: bool = False) -> None:
@@ -32,22 +32,22 @@ class ModelsTogether:
             for other in models:
                 check_kind(first, other)
         stacked = first.model.stacked
-        assert stacked is not None  # what is loaded for use drops nothing
+        assert stacked is not None  # models loaded for prediction have no dropout
         self.models, self.model, self._stacked = models, first.model, stacked
         self.class_names = first.class_names
 
     @property
     def unit(self) -> str:
-        """What one example is called."""
+        """The word for one example."""
         return self._first.reader.unit
 
     def read(self, name: str, content: Any) -> Example:
-        """One example as the models take it; refuses what is none."""
+        """Read one example for the models; refuses invalid content."""
         return self._first.read((name, content))
 
     @torch.no_grad()
     def probabilities(self, rows: Sequence[int], examples: Sequence[Example]) -> Tensor:
-        """(B, C): example b under the model `rows[b]`, by one pass for all."""
+        """(B, C): the probabilities of example b under the model `rows[b]`, in one pass."""
         order = sorted(range(len(rows)), key=lambda place: rows[place])
         counts = Counter(rows[place] for place in order)
         asked = [self.models[number].phi for number in counts]
@@ -77,9 +77,9 @@ def check_kind(first: PersonalModel, other: PersonalModel) -> None:
 def load_together(
     found: ClientModels, report: Report = silent
 ) -> tuple[list[PersonalModel], PersonalModel, str]:
-    """All clients' models, the global one to compare them with, and what that is, in words.
+    """All clients' models, the global model for comparison, and its description.
 
-    FedAvg's model is the global one where the run has it; else the mean of all clients' models,
+    The global model is FedAvg's if the run has one; otherwise the mean of all clients' models,
     weighted by their training examples as in Eq. (1).
     """
     models = []
@@ -97,14 +97,14 @@ def load_together(
 
 
 def find_fedavg(found: ClientModels) -> Path | None:
-    """The folder of FedAvg's global model, where the run has one."""
+    """The folder of FedAvg's global model; None if the run has none."""
     if not (found.path / "adapters" / "fedavg").is_dir():
         return None
     return ClientModels.open(found.path, "fedavg").places[0].folder
 
 
 def mean_model(models: Sequence[PersonalModel]) -> PersonalModel:
-    """Adapters and heads averaged, weighted by |D_i| where every model knows it."""
+    """The mean of adapters and heads, weighted by |D_i| if every model has it."""
     sizes = [one.about.get("num_train") for one in models]
     known = all(isinstance(size, int) and size > 0 for size in sizes)
     weights = torch.tensor(sizes if known else [1] * len(models), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""A line for each request, its id, and what is counted of it."""
+"""Assigns ids to requests, logs and counts them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pfedseq.serving.metrics import Metrics
 
 Log = Callable[..., None]
-"""Takes an event's name and what is known of it."""
+"""Called with an event's name and its details."""
 ID_HEADER = b"x-request-id"
 VITAL = ("/healthz", "/readyz", "/metrics")
-"""What is answered also on the connections of the reserve."""
+"""Paths that are also served on reserve connections."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def log_to_stderr(event: str, **known: Any) -> None:
-    """One JSON object on a line."""
+    """Print one JSON object per line."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": now, "event": event, **known}, ensure_ascii=False)
     print(line, file=sys.stderr, flush=True)
 
 
 def log_nothing(event: str, **known: Any) -> None:
-    """For those who want no lines."""
+    """A `Log` that prints nothing."""
 
 
 class Watched:
-    """Gives every request an id, measures and logs it; a proxy's `X-Request-ID` is kept."""
+    """Assigns every request an id, or keeps a proxy's `X-Request-ID`; times and logs it."""
 
     def __init__(self, app: ASGIApp, paths: frozenset[str], metrics: Metrics, log: Log) -> None:
         self._app, self._paths, self._metrics, self._log = app, paths, metrics, log
@@ -61,7 +61,7 @@ class Watched:
         path = scope["path"]
         answering = self._app
         if state.get("reserve") and path not in VITAL:
-            sentence = "too many connections are in use: try again in a while"
+            sentence = "too many connections are in use: try again later"
             answering = JSONResponse({"detail": sentence}, 503, {"Connection": "close"})
         try:
             await answering(scope, receive, sending)

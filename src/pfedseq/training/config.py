@@ -109,7 +109,7 @@ class LocalTraining(BaseConfig):
     def _known(cls, given: str, info: ValidationInfo) -> str:
         known = RULES if info.field_name == "optimizer" else SCHEDULES
         if given not in known:
-            raise ValueError(f"it is none of {', '.join(known)}")
+            raise ValueError(f"choose one of {', '.join(known)}")
         return given
 
     @field_validator("betas")

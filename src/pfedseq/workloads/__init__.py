@@ -1,4 +1,4 @@
-"""What an example is: all that depends on it stands behind `Workload`, a folder for each kind."""
+"""Kinds of examples: everything that depends on one is behind `Workload`, in a folder per kind."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WORKLOADS: tuple[type[Workload], ...] = (ImageWorkload, TextWorkload, DialogueWo
 
 
 def find_workload(data: DataConfig) -> type[Workload]:
-    """The workload of the examples that a `[data]` section names."""
+    """The workload for the examples of a `[data]` section."""
     return _of_unit(data.unit)
 
 
 def find_kind(unit: str) -> Kind:
-    """By what one example is called, as a saved model has it."""
+    """The kind of examples with this name, such as `image`, as stored in a saved model."""
     return _of_unit(unit).kind
 
 
@@ -37,14 +37,14 @@ def _of_unit(unit: str) -> type[Workload]:
 
 
 def asked_backbone(folder: Path, base: str, about: Mapping[str, Any], or_else: str = "") -> Asked:
-    """Which backbone a saved model is for, or `or_else`; a relative path counts from the folder."""
+    """The backbone of a saved model, or `or_else`; relative paths start at the folder."""
     name = about.get("backbone", {}).get("name") or base or or_else
     if not name:
-        raise InputError(f"{folder} does not say which backbone its adapter is for")
+        raise InputError(f"{folder} does not name the backbone of its adapter")
     beside = folder / name
-    if beside.is_dir():  # an export's own copy of the backbone, by a relative path
+    if beside.is_dir():  # an export's copy of the backbone, at a relative path
         name = str(beside.resolve())
     unit = about.get("unit")
-    if unit is None:  # others' folders: PEFT names the task of a language model
+    if unit is None:  # a folder of another program: PEFT names the task of a language model
         unit = "dialogue" if read_task_type(folder) == "CAUSAL_LM" else "image"
     return find_kind(unit).asked(folder, name, about)

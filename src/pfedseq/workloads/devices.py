@@ -1,4 +1,4 @@
-"""Where tensors live."""
+"""Selects the devices for tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pfedseq.errors import InputError
 
 
 def pick_devices(wanted: str | Sequence[str]) -> list[torch.device]:
-    """The devices of those names, all of one kind; all graphics cards for `cuda` and for `auto`."""
+    """The named devices, all of one kind; `cuda` and `auto` select all GPUs."""
     counts = {
         "cuda": torch.cuda.device_count(),
         "mps": int(torch.backends.mps.is_available()),

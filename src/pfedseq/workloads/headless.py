@@ -1,4 +1,4 @@
-"""Checkpoints of encoders without a place for a head, which lies in a file of its own."""
+"""Checkpoints of encoders that have no head; the head is saved in a separate file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HEAD_FILE = "head.safetensors"
 
 @torch.no_grad()
 def merged_encoder(personal: PersonalModel, whole: PreTrainedModel) -> PreTrainedModel:
-    """The `whole` encoder under a personal model with the adapter in its weights.
+    """The `whole` encoder of a personal model with the adapter merged into its weights.
 
-    All other weights are the very tensors of `whole`.
+    All other weights are shared with `whole`.
     """
     model, encoder = personal.model, personal.model.encoder
     named = {
@@ -35,7 +35,7 @@ def merged_encoder(personal: PersonalModel, whole: PreTrainedModel) -> PreTraine
 
 
 def write_head(personal: PersonalModel, folder: Path) -> None:
-    """The linear layer on the features, as `weight` (C, F) and `bias` (C,)."""
+    """Write the linear layer on the features, as `weight` (C, F) and `bias` (C,)."""
     weight, bias = personal.model.split_head(personal.phi.head)
     tensors = {"weight": weight, "bias": bias}
     save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, folder / HEAD_FILE)

@@ -1,4 +1,4 @@
-"""What serving needs to know of a kind of examples: one object for each, in its folder."""
+"""The interface of a kind of examples to serving; each kind's folder implements it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pfedseq.workloads.uploads import Upload
 
 
 class Found(NamedTuple):
-    """An example that a person has named."""
+    """An example that the user has named."""
 
     name: str
-    """As the person reads it."""
+    """The name shown to the user."""
     content: Any
-    """A `Path` to read the bytes from, or the content itself."""
+    """A `Path` to read, or the content itself."""
 
 
 class Labelled(Protocol):
-    """Labelled examples that somebody brings along."""
+    """The user's labelled examples."""
 
     def labels(self, class_names: Sequence[str]) -> NDArray[np.int64]:
-        """(n,) in the numbering of `class_names`; refuses classes that are not among them."""
+        """(n,) indices into `class_names`; refuses other classes."""
 
     def read(self) -> Iterator[Raw]:
         """Read the examples in order."""
@@ -39,34 +39,34 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class ExportCard:
-    """What the card of an exported model says of its kind."""
+    """The parts of an exported model's card that depend on the kind of examples."""
 
     task: str
     """The pipeline tag of model hubs."""
     tags: tuple[str, ...]
     what: str
-    """Of what the adapter and the head are."""
+    """The model that the adapter and the head belong to."""
     code: str
-    """Python that loads the folder with transformers and PEFT alone."""
+    """Python code that loads the folder with only transformers and PEFT."""
     example: str
-    """What `pfedseq predict` may be given."""
+    """An example argument of `pfedseq predict`."""
 
 
 class Kind(Protocol):
-    """All that predicting, evaluating, exporting and serving ask of a kind of examples."""
+    """The operations on a kind of examples for prediction, evaluation, export and serving."""
 
     unit: str
-    """What one example is called."""
+    """The word for one example."""
     generates: bool
-    """Whether a model of this kind writes texts; otherwise it names classes."""
+    """Whether a model of this kind generates texts instead of predicting classes."""
     body: Mapping[str, Any]
     """The request's body, as OpenAPI describes it."""
 
     def asked(self, folder: Path, name: str, about: Mapping[str, Any]) -> Asked:
-        """The backbone of that name as the files of a saved model want it."""
+        """The backbone of that name, with the settings in a saved model's files."""
 
     def find(self, named: Sequence[str]) -> list[Found]:
-        """The examples that arguments of a command stand for, in order."""
+        """The examples that a command's arguments refer to, in order."""
 
     def labelled(self, path: Path) -> Labelled:
         """The labelled examples of a folder or file."""
@@ -74,7 +74,7 @@ class Kind(Protocol):
     def prepared(
         self, examples: ExampleSet, indices: NDArray[np.int64], personal: PersonalModel
     ) -> Iterator[Example]:
-        """Examples of a run's own data as the model takes them."""
+        """Examples of a run's data, in the form that the model reads."""
 
     def score(
         self,
@@ -86,30 +86,30 @@ class Kind(Protocol):
         """All measures of a model on as many examples as there are labels."""
 
     def upload(self, content: bytes, content_type: str) -> Upload:
-        """What a request's body holds; raises `Refused` for what is no example."""
+        """The example in a request's body; raises `Refused` for anything else."""
 
     def check_exportable(self, personal: PersonalModel) -> None:
-        """Refuse a model that transformers and PEFT alone could not load."""
+        """Refuse a model that needs more than transformers and PEFT."""
 
     def complete(self, personal: PersonalModel, folder: Path) -> None:
-        """Add to an exported folder what its card's code reads beyond PEFT's files."""
+        """Add the files beyond PEFT's that the code on an exported folder's card reads."""
 
     def is_published(self, encoder: Encoder) -> bool:
-        """Whether transformers alone loads these very weights from the hub by their name."""
+        """Whether transformers loads exactly these weights from the hub by name."""
 
     def write_backbone(self, encoder: Encoder, folder: Path) -> None:
-        """The backbone as transformers reads it, whole or not at all."""
+        """Write the backbone in transformers' format, atomically."""
 
     def same_backbone(self, encoder: Encoder, folder: Path) -> bool:
-        """Whether a folder that `write_backbone` made holds this backbone."""
+        """Whether a folder written by `write_backbone` contains this backbone."""
 
     def check_onnx(self) -> None:
-        """Refuse what has no ONNX export."""
+        """Refuse kinds without ONNX export."""
 
     def write_merged(self, personal: PersonalModel, folder: Path) -> None:
-        """A whole checkpoint with the adapter in its weights."""
+        """Write a complete checkpoint with the adapter merged into its weights."""
 
     def card(
         self, personal: PersonalModel, backbone: str, class_names: str, folder: str
     ) -> ExportCard:
-        """For an export; `backbone`, `class_names` and `folder` are Python expressions."""
+        """The card of an export; `backbone`, `class_names` and `folder` are Python expressions."""

@@ -1,7 +1,7 @@
-"""A client's personal model: one adapter and head on a backbone, with all that a prediction needs.
+"""A client's personal model: adapter and head on a backbone, with everything for predictions.
 
-Saved, it is a standard PEFT folder with small files beside it: what transformers needs to read an
-example, and `personal_model.json` with the classes' names and where the backbone is.
+It is saved as a standard PEFT folder with small additional files: those that transformers needs to
+read an example, and `personal_model.json` with the class names and the location of the backbone.
 """
 
 from __future__ import annotations
@@ -36,47 +36,47 @@ FORMAT = 1
 PREDICTION_BATCH = 64
 
 Raw = tuple[str, Any]
-"""What an example is called, for messages, and its content: a file's bytes, pixels, a text."""
+"""An example's name, for messages, and its content: a file's bytes, pixels or a text."""
 Example = NDArray[Any]
-"""One example as a reader gives it: pixels (3, S, S), token numbers (T,)."""
+"""One example as returned by a reader: pixels (3, S, S) or token numbers (T,)."""
 
 
 class Reader(Protocol):
-    """How a raw example becomes what the backbone takes: the same in training and in use."""
+    """Converts raw examples to the backbone's input, in use as in training."""
 
     unit: ClassVar[str]
-    """What one example is called: `image`, `text`, `dialogue`."""
+    """The word for one example: `image`, `text` or `dialogue`."""
 
     def read(self, raw: Raw) -> Example:
-        """One example; refuses what is none."""
+        """Read one example; refuses invalid content."""
 
     def inputs(self, examples: Sequence[Example], device: torch.device) -> Tensor:
-        """Several of them as the backbone takes them (B, …)."""
+        """The backbone's input (B, …) for several examples."""
 
     def save(self, folder: Path) -> None:
         """Write the files that transformers needs to read an example."""
 
     def about(self) -> dict[str, Any]:
-        """What `personal_model.json` must remember to build the reader again."""
+        """The entries of `personal_model.json` from which the reader can be rebuilt."""
 
     def backbone(self, base: str | None) -> dict[str, Any]:
-        """What `personal_model.json` says of the backbone, which others find at `base`."""
+        """The backbone's entries in `personal_model.json`; `base` is its published location."""
 
 
 class Asked(Protocol):
-    """The backbone that a saved model names, and how examples are read for it."""
+    """The backbone that a saved model names, and the reader for its examples."""
 
     def fits(self, encoder: Encoder) -> bool:
-        """Whether a loaded backbone is the one that is meant."""
+        """Whether a loaded backbone is the requested one."""
 
     def load(self) -> Encoder:
         """Load the backbone."""
 
     def completed(self, config: Config) -> Asked:
-        """The same with the config's options where the folder says nothing."""
+        """A copy with the config's options where the folder has none."""
 
     def options(self, encoder: Encoder) -> dict[str, dict[str, Any]]:
-        """The sections of a config that ask for this backbone; an option that is None is unset."""
+        """The config sections that select this backbone; options that are None are unset."""
 
     def reader(self, encoder: Encoder) -> Reader:
         """The reader that the model was saved with."""
@@ -84,17 +84,17 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class PersonalModel:
-    """φ on a shared backbone; many of them cost one backbone and N small vectors."""
+    """φ on a shared backbone, so that N models cost one backbone and N small vectors."""
 
     model: AdaptedModel
     phi: Params
     class_names: tuple[str, ...]
     reader: Reader
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Whose it is: `client`, `method`, `num_train` and the like, where that is known."""
+    """The model's origin, if known: `client`, `method`, `num_train` and others."""
 
     def save(self, folder: Path, base: str | None = None) -> None:
-        """Write the folder; `base` is what others find the backbone by, if not by its name."""
+        """Write the folder; `base` is the backbone's published location, by default its name."""
         write_peft_folder(folder, self.model, self.phi, base or self.model.encoder.name)
         self.reader.save(folder)
         described = {
@@ -108,16 +108,16 @@ class PersonalModel:
 
     @classmethod
     def load(cls, folder: Path, shared: AdaptedModel | None = None) -> PersonalModel:
-        """Read a folder back, on the `shared` model where it fits: the backbone is loaded once.
+        """Load a folder, reusing the backbone of the `shared` model if it fits.
 
-        Also reads other people's PEFT folders that have a head, if their backbone is found.
+        Also loads PEFT folders of other programs, if they have a head and a known backbone.
         """
         try:
             return cls._load(folder, shared)
         except InputError:
             raise
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as e:
-            # Whoever wrote the JSON files may have put anything into any place of them.
+            # The JSON files come from anywhere and may have any content.
             raise InputError(f"{folder} is not readable as a saved model ({e})") from None
 
     @classmethod
@@ -140,21 +140,21 @@ class PersonalModel:
         return cls(shared, phi, class_names, reader, about)
 
     def read(self, raw: Raw) -> Example:
-        """One example as the model takes it; refuses what is none."""
+        """Read one example for the model; refuses invalid content."""
         return self.reader.read(raw)
 
     def inputs(self, examples: Sequence[Example]) -> Tensor:
-        """What `read` gave as the backbone takes it (B, …)."""
+        """The backbone's input (B, …) for the results of `read`."""
         return self.reader.inputs(examples, self.model.device)
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
-        """(B, C): what the run's own evaluation computes."""
+        """(B, C), the same as in the run's evaluation."""
         features = self.model.merged(self.phi.adapter)(self.model.inputs(inputs))
         return self.model.classify(self.phi.head, features)
 
     def predict(self, examples: Sequence[Example]) -> Tensor:
-        """Each class's probability (B, C), in the order of `class_names`, of what `read` gave.
+        """Class probabilities (B, C), in the order of `class_names`, for the results of `read`.
 
         Images may also be floats (3, S, S) from 0 (black) to 1.
         """
@@ -166,18 +166,18 @@ class PersonalModel:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What a folder says of itself beyond PEFT's files; nothing where others made it."""
+    """The content of a folder's `personal_model.json`; {} for folders of other programs."""
     return read_object(folder / ABOUT_FILE) or {}
 
 
 def _class_names(
     folder: Path, read: PeftFolder, named: Sequence[Any] | None, encoder: Encoder
 ) -> tuple[str, ...]:
-    """As a folder names them, else numbers; refuses a head of another size, or none."""
+    """The folder's class names, or numbers; refuses a missing head or one of another size."""
     if not encoder.tunes_head:
         return ()
     if read.head is None:
-        raise InputError(f"{folder} has no head: an adapter alone predicts no class")
+        raise InputError(f"{folder} has no head, without which an adapter cannot predict classes")
     weight, bias = read.head
     class_names = tuple(map(str, range(len(weight)) if named is None else named))
     if not len(weight) == len(bias) == len(class_names):
@@ -188,7 +188,7 @@ def _class_names(
 
 
 def _same(model: AdaptedModel, adapter: AdapterConfig, num_classes: int) -> bool:
-    """Whether a loaded model carries an adapter of that kind and as many classes."""
+    """Whether a loaded model has this adapter config and this number of classes."""
     config, depth = model.adapter_config, model.depth
     return (
         model.num_classes == num_classes

@@ -1,4 +1,4 @@
-"""Texts that a person names: themselves, in files, or in folders."""
+"""Texts that the user names: arguments, files or folders."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pfedseq.errors import InputError
 from pfedseq.workloads.kinds import Found
 
 MOST_SHOWN = 60
-"""Characters of a text that stand for it in a table."""
+"""Characters of a text shown in a table."""
 
 
 def find_texts(named: Sequence[str]) -> list[Found]:
-    """Texts themselves, .txt files, and folders of them."""
+    """Texts from arguments, .txt files, and folders of .txt files."""
     found: list[Found] = []
     for argument in named:
         path = Path(argument).expanduser()
         if _exists(path):
             inside = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
             if not inside:
-                raise InputError(f"{path} has no .txt files in it")
+                raise InputError(f"{path} contains no .txt files")
             found += [Found(str(file), file) for file in inside]
         elif argument.endswith(".txt") and len(argument.split()) == 1:
             raise InputError(f"there is no file {argument}")
@@ -34,5 +34,5 @@ def find_texts(named: Sequence[str]) -> list[Found]:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a text may be longer than a file's name can be
+    except OSError:  # a text may be too long for a file name
         return False

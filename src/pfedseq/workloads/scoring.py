@@ -1,4 +1,4 @@
-"""All measures of a model that names classes."""
+"""All measures of a model that predicts classes."""
 
 from __future__ import annotations
 

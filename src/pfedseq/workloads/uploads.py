@@ -1,18 +1,18 @@
-"""What was sent to the service, and why it is not taken."""
+"""Examples sent to the service, and the reason if one is refused."""
 
 from typing import Any, NamedTuple
 
 
 class Upload(NamedTuple):
-    """An example that somebody sent, checked but not decoded."""
+    """An uploaded example, checked but not decoded."""
 
     content: Any
     pixels: int = 0
-    """How many an image has once it is decoded."""
+    """The number of pixels of the decoded image."""
 
 
 class Refused(Exception):
-    """An upload that is not taken: an HTTP status and a sentence."""
+    """A refused upload: an HTTP status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)

@@ -1,4 +1,4 @@
-"""A folder that is written whole or not at all."""
+"""Writes folders atomically."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pfedseq.errors import InputError
 
 
 def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write under a temporary name beside `folder`, which is replaced by it."""
+    """Write under a temporary name, then replace `folder`."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -20,7 +20,7 @@ def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
         raise InputError(f"cannot write {folder}: {problem.strerror}") from None
     try:
         write(place)
-        place.chmod(0o755)  # a temporary folder is its owner's alone
+        place.chmod(0o755)  # a temporary folder is private to its owner
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(place, folder)

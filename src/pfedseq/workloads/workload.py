@@ -1,4 +1,4 @@
-"""All that depends on what an example is: a modality's folder implements this once."""
+"""The interface for everything that depends on the kind of examples, one folder per kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pfedseq.workloads.personal import PersonalModel, Reader
 
 
 class Copy(NamedTuple):
-    """The model and what it reads, once more on another device."""
+    """The model and its examples on another device."""
 
     model: AdaptedModel
     source: Examples
@@ -37,23 +37,23 @@ class Copy(NamedTuple):
 class Workload(ABC):
     """An adapted model and the kind of examples it reads.
 
-    A run in one process, a site of a federation, its server and serving ask the same object.
+    Local runs, the sites and server of a federation, and serving all use this interface.
     """
 
     kind: ClassVar[Kind]
-    """What serving asks of examples of this kind."""
+    """The kind's interface to serving."""
     own_data: ClassVar[str]
-    """The name of `[data]` for a folder or file of somebody's own examples."""
+    """`data.name` for a folder or file of the user's examples."""
 
     predictions: ClassVar[type] = Predictions
-    """What its measures are measures of."""
+    """The type of predictions that its measures evaluate."""
 
     config: Config
     model: AdaptedModel
 
     @classmethod
     def check_headline(cls, config: Config) -> None:
-        """Refuse to go by a measure that is not defined for such examples."""
+        """Refuse a headline measure that is not defined for this kind of examples."""
         name, known = config.run.headline, MEASURES.get(config.run.headline)
         if known is not None and not issubclass(cls.predictions, known.of):
             others = [m.name for m in MEASURES.values() if issubclass(cls.predictions, m.of)]
@@ -64,7 +64,7 @@ class Workload(ABC):
 
     @classmethod
     def load(cls, config: Config, num_classes: int) -> Self:
-        """The frozen backbone and what is tuned on it: a function of the config and its seed."""
+        """The frozen backbone with adapter and head, a function of the config and its seed."""
         cls.check(config)
         model = AdaptedModel(
             cls.load_encoder(config),
@@ -77,18 +77,18 @@ class Workload(ABC):
         return cls(config, model.on(pick_devices(config.engine.device)[0]))
 
     def widened(self, blocks: int) -> Self:
-        """The same with `blocks` LoRAs side by side, for a method of several."""
+        """This workload with `blocks` LoRAs side by side, for methods that use several."""
         return replace(self, model=self.model.widened(blocks))
 
     @classmethod
     @abstractmethod
     def check(cls, config: Config) -> None:
-        """Refuse what can be refused before any data are read."""
+        """Refuse invalid options before any data are read."""
 
     @classmethod
     @abstractmethod
     def agreed(cls, data: DataConfig) -> dict[str, Any]:
-        """The options of `[data]` that all sites of a federation must have in common."""
+        """The options of `[data]` that all sites of a federation must share."""
 
     @classmethod
     @abstractmethod
@@ -97,14 +97,15 @@ class Workload(ABC):
 
     @abstractmethod
     def examples(self, data: FederatedData, report: Report | None = None) -> Examples:
-        """The clients' examples as the adapted model reads them.
+        """The clients' examples in the form that the adapted model reads.
 
-        What the frozen layers below the first adapter make of them is computed where it is kept.
+        If outputs of the frozen layers below the first adapter are stored, missing ones are
+        computed.
         """
 
     @abstractmethod
     def copy(self, data: FederatedData, examples: Examples, device: torch.device) -> Copy:
-        """The model on one more device, and what `examples` gave as it is read there."""
+        """The model and the result of `examples` on another device."""
 
     @abstractmethod
     def auxiliary(self, threads: int = 1) -> AuxiliaryExamples:
@@ -112,15 +113,15 @@ class Workload(ABC):
 
     @abstractmethod
     def reader(self, examples: ExampleSet) -> Reader:
-        """How a raw example becomes what the model takes, as it was in training."""
+        """The reader that converts raw examples as in training."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of the backbone."""
+        """Remarks on the backbone for the user."""
         return ()
 
     def notes_of(self, examples: Examples) -> tuple[str, ...]:
-        """What the user should know of how `examples` are read."""
+        """Remarks on the reading of `examples` for the user."""
         return ()
 
     @property
@@ -129,11 +130,11 @@ class Workload(ABC):
         return (3, 32, 32)
 
     def facts(self) -> dict[str, Any]:
-        """Options of `[model]` as they were found; a resumed run starts from the same."""
+        """Options of `[model]` that were inferred, and that a resumed run must share."""
         return {}
 
     def written_out(self, config: Config) -> Config:
-        """`config` with all that was found for it: `facts`, and the start's checksum."""
+        """`config` with inferred options: `facts`, and the checksum of the starting adapter."""
         start = {"start_sha256": starting_sha256(config.adapter)}
         return config.model_copy(
             update={
@@ -143,7 +144,7 @@ class Workload(ABC):
         )
 
     def site(self, number: int, client: ClientData, examples: Examples) -> ExampleSite:
-        """The site of a client, which keeps no personal model yet."""
+        """The site of a client, without a folder for its personal model."""
         training = self.config.training
         return ExampleSite(
             number,
@@ -160,7 +161,7 @@ class Workload(ABC):
     def saves(
         self, site: ExampleSite, place: Path, examples: ExampleSet, **about: Any
     ) -> ExampleSite:
-        """The site with a folder to save its personal model to; `about` says whose it is."""
+        """The site with a folder for its personal model; `about` describes its origin."""
         about["num_train"] = len(site.data.train)
 
         def keep(phi: Params) -> None:
@@ -169,5 +170,5 @@ class Workload(ABC):
         return replace(site, keep=keep)
 
     def personal(self, phi: Params, examples: ExampleSet, **about: Any) -> PersonalModel:
-        """φ with all that a prediction needs."""
+        """φ as a personal model that can predict."""
         return PersonalModel(self.model, phi, examples.class_names, self.reader(examples), about)

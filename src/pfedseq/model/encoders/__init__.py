@@ -1,7 +1,7 @@
-"""Families of frozen transformers, by what transformers calls them.
+"""Families of frozen transformers, by transformers' `model_type`.
 
-A family is a file of this folder with a `FAMILY` in it and a line here; installed packages bring
-their own under the entry-point group `pfedseq.encoders`.
+A family is a file in this folder that defines `FAMILY`, and a line here; installed packages add
+families through the entry-point group `pfedseq.encoders`.
 """
 
 from __future__ import annotations
@@ -70,22 +70,22 @@ UNEQUAL = (
 
 
 def find_family(model_type: object, unit: Unit, backbone: str) -> Family:
-    """The family of a `model_type` of config.json; refuses what reads something else."""
+    """The family of a config.json's `model_type`; refuses one that reads another kind of data."""
     for family in FAMILIES.values():
         if model_type in family.model_types:
             if family.unit != unit:
                 raise InputError(
-                    f"backbone {backbone!r} is a {model_type!r}, which reads {family.unit}s, and "
-                    f"the data are {unit}s: name another model.backbone"
+                    f"backbone {backbone!r} is a {model_type!r}, which reads {family.unit}s, but "
+                    f"the data are {unit}s: choose another model.backbone"
                 )
             return family
     known = ", ".join(family.title for family in FAMILIES.values() if family.unit == unit)
     if model_type in UNEQUAL:
         raise InputError(
-            f"backbone {backbone!r} is a {model_type!r}, whose blocks are of several sizes, and "
-            f"adapters need equal blocks; for {unit}s there are {known}"
+            f"backbone {backbone!r} is a {model_type!r}, whose blocks have several sizes, but "
+            f"adapters need equal blocks; for {unit}s choose one of {known}"
         )
     raise InputError(
-        f"backbone {backbone!r} has model_type {model_type!r} in its config.json; for {unit}s "
-        f"there are {known} (`pfedseq backbones` lists them)"
+        f"backbone {backbone!r} has the unsupported model_type {model_type!r} in its config.json; "
+        f"for {unit}s choose one of {known} (`pfedseq backbones` lists them)"
     )

@@ -11,10 +11,10 @@ from pfedseq.model.geometry import check_divides
 
 
 class BeitFamily(Family):
-    """The bias depends on the size of images, which tokens do not tell."""
+    """BEiT, whose attention bias depends on the image size, which tokens do not reveal."""
 
     def resize(self, model: Any, image_size: int, name: str) -> None:
-        """Nothing: every block interpolates its own table."""
+        """Do nothing: every block interpolates its own table."""
         check_divides(int(model.config.patch_size), image_size, name)
 
     def run(self, model: Any, inputs: Tensor, image_size: int) -> Any:
@@ -33,7 +33,7 @@ class BeitFamily(Family):
         )
 
     def options(self, config: Any) -> tuple[object, ...]:
-        """Also where the positions are."""
+        """The common options and the kinds of positions used."""
         keys = ("use_relative_position_bias", "use_shared_relative_position_bias")
         return (*super().options(config), *(getattr(config, key) for key in keys))
 

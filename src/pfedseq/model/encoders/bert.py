@@ -1,4 +1,4 @@
-"""BERT: post-norm blocks, positions learnt."""
+"""BERT: post-norm blocks and learnt positions."""
 
 from pfedseq.model.adapters import Places
 from pfedseq.model.encoders.family import Family

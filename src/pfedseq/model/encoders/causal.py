@@ -1,4 +1,4 @@
-"""Causal language models in Llama's shape: Llama, Mistral, Qwen."""
+"""Causal language models with Llama's architecture: Llama, Mistral, Qwen."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ PLACES = Places(
 
 
 class CausalFamily(Family):
-    """Reads dialogues, and predicts each token from those before it."""
+    """Language models that read dialogues and predict each token from the previous ones."""
 
     def options(self, config: Any) -> tuple[object, ...]:
-        """With the rotary positions and how far attention looks."""
+        """The common options, the rotary positions and the attention windows."""
         keys: tuple[str, ...]
         keys = ("model_type", "num_attention_heads", "num_key_value_heads", "head_dim")
         keys += ("hidden_act", "rms_norm_eps", "rope_parameters", "sliding_window", "layer_types")
         return tuple(repr(getattr(config, key, None)) for key in keys)
 
     def published_name(self, name: str) -> str:
-        """As it is: transformers' causal models keep their blocks in `model`, too."""
+        """`name` itself: transformers' causal models keep their blocks in `model` as well."""
         return name
 
     def towers(
@@ -48,7 +48,7 @@ class CausalFamily(Family):
         inject: Callable[[nn.Module], None],
         part: Callable[[nn.Module, int, bool], Part],
     ) -> Towers:
-        """Not cut where attention differs from block to block: transformers counts the blocks."""
+        """Left whole if attention differs between blocks, since transformers counts the blocks."""
         kinds = set(getattr(model.config, "layer_types", None) or ())
         return super().towers(model, depth, first if len(kinds) < 2 else 0, inject, part)
 

@@ -1,4 +1,4 @@
-"""CLIP's vision tower, alone or out of a whole CLIP; the pooled class token is the feature."""
+"""CLIP's vision tower, alone or from a complete CLIP; the pooled class token is the feature."""
 
 from torch import nn
 
@@ -8,7 +8,7 @@ from pfedseq.model.encoders.positions import resample_positions
 
 
 class ClipFamily(Family):
-    """Positions are a table."""
+    """CLIP's vision tower, with a table of positions."""
 
     def resize(self, model: nn.Module, image_size: int, name: str) -> None:
         """Interpolate the positions."""

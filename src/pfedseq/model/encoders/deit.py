@@ -13,7 +13,7 @@ from pfedseq.model.encoders.positions import resample_positions
 
 
 class DeitFamily(Family):
-    """Positions are a table."""
+    """DeiT, with a table of positions."""
 
     def resize(self, model: nn.Module, image_size: int, name: str) -> None:
         """Interpolate the positions."""

@@ -8,7 +8,7 @@ from pfedseq.model.encoders.positions import resample_positions
 
 
 class Dinov2Family(Family):
-    """Positions are a table."""
+    """DINOv2, with a table of positions."""
 
     def resize(self, model: nn.Module, image_size: int, name: str) -> None:
         """Interpolate the positions."""

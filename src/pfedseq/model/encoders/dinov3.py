@@ -11,10 +11,10 @@ from pfedseq.model.geometry import check_divides
 
 
 class Dinov3Family(Family):
-    """Positions depend on the size of images, which tokens do not tell."""
+    """DINOv3, whose positions depend on the image size, which tokens do not reveal."""
 
     def resize(self, model: Any, image_size: int, name: str) -> None:
-        """Nothing but the config's word: positions are computed for any size."""
+        """Update the config only: positions are computed for any size."""
         check_divides(int(model.config.patch_size), image_size, name)
         model.config.image_size = image_size
 

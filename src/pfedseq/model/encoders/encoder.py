@@ -1,4 +1,4 @@
-"""What the adapted model needs of a frozen transformer, whatever it reads: images or texts."""
+"""The interface of a frozen transformer to the adapted model, for images, texts and dialogues."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pfedseq.model.readout import Readout
 
 
 class Towers(NamedTuple):
-    """A transformer cut below its first adapted layer; the upper part is there twice."""
+    """A transformer cut below its first adapted layer; the upper part exists twice."""
 
     prefix: Part | None
-    """Inputs ↦ what the first adapted layer is given; None where the upper part takes inputs."""
+    """Inputs ↦ inputs of the first adapted layer; None if the upper part takes the inputs."""
     plain: nn.Module
     """… ↦ features (B, F), without adapters."""
     adapted: nn.Module
-    """The same with adapters in it."""
+    """The same with adapters injected."""
 
     def on(self, device: torch.device) -> Towers:
-        """Copies on a device; weights that towers have in common are there once, too."""
+        """Copies on a device; weights that towers share remain shared."""
         weights = {id(p): p for tower in self if tower is not None for p in tower.parameters()}
         moved = {
             number: nn.Parameter(weight.to(device), requires_grad=False)
@@ -46,25 +46,25 @@ class Towers(NamedTuple):
 
 
 class Stacked(Protocol):
-    """Several clients' features in one pass."""
+    """Computes several clients' features in one pass."""
 
     def features(self, adapters: Tensor, inputs: Tensor, counts: Sequence[int]) -> Tensor:
-        """Features (ΣB, F) of inputs (ΣB, …); client i has the next `counts[i]`.
+        """Features (ΣB, F) of inputs (ΣB, …), of which client i has the next `counts[i]` rows.
 
         Gradients flow to the adapters (clients, K, D).
         """
 
 
 class Encoder(Protocol):
-    """A frozen transformer of K layers that makes a feature vector of every example."""
+    """A frozen transformer of K layers that computes a feature vector for every example."""
 
     @property
     def name(self) -> str:
-        """What it was loaded by: a folder, a hub id, a weights file."""
+        """The folder, hub id or weights file that it was loaded from."""
 
     @property
     def places(self) -> Places:
-        """Where adapters go."""
+        """Names of the modules that can carry adapters."""
 
     @property
     def feature_dim(self) -> int:
@@ -78,7 +78,7 @@ class Encoder(Protocol):
         """Cut below layer `first`; `inject` puts adapters into a module, in place."""
 
     def checksum(self) -> str:
-        """Changes when any frozen weight does, or how the layers compute."""
+        """Changes with any frozen weight and any option that affects the computation."""
 
     def stacked(
         self,
@@ -87,7 +87,7 @@ class Encoder(Protocol):
         layout: AdapterLayout,
         precision: torch.dtype | None,
     ) -> Stacked | None:
-        """Several clients' features in one pass, where it can be done."""
+        """A function for several clients' features in one pass; None if not supported."""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Several clients' inputs as one batch."""
@@ -96,18 +96,18 @@ class Encoder(Protocol):
         """Refuse an adapter that does not fit the blocks."""
 
     def feature_length(self, tower: nn.Module) -> float:
-        """The root mean square length of the features that a tower to the top gives."""
+        """The root mean square length of the features that a complete upper tower computes."""
 
     def readout(self, tower: nn.Module, num_classes: int) -> Readout:
-        """What is read off the features of a tower to the top."""
+        """The layer that maps the features of an upper tower to logits."""
 
     @property
     def tunes_head(self) -> bool:
-        """Whether clients tune a head; a language model keeps its own output layer."""
+        """Whether clients tune a head; a language model keeps its output layer."""
 
     @property
     def has_classifier(self) -> bool:
-        """Whether transformers has a class with a layer `classifier` on the features used here."""
+        """Whether transformers has a class with a `classifier` layer on these features."""
 
     def published_name(self, name: str) -> str:
-        """The name that a tower's parameter has in the model that others load."""
+        """The name of a tower's parameter in transformers' own model."""

@@ -29,13 +29,13 @@ def class_token(outputs: Any) -> Tensor:
 
 
 def pooler_output(outputs: Any) -> Tensor:
-    """What the model's own pooling gives (B, F)."""
+    """The output of the model's own pooling (B, F)."""
     token: Tensor = outputs.pooler_output
     return token
 
 
 def blocks_and_norm(model: Any, tokens: Tensor) -> BaseModelOutput:
-    """A ViT's outputs for what its first block is given (B, T, F)."""
+    """A ViT's outputs for the inputs of its first block (B, T, F)."""
     for block in model.layers:
         tokens = block(tokens, None)
     return BaseModelOutput(last_hidden_state=model.layernorm(tokens))
@@ -49,21 +49,21 @@ _PYTHON: dict[Callable[[Any], Tensor], str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Where the blocks of a family's models are, what may carry an adapter, and how they are read.
+    """The blocks of a family's models, the projections that can carry adapters, and the features.
 
-    This class runs any encoder that has a list of equal blocks: PEFT injects the adapters,
-    transformers' own forward computes. A subclass may override `towers` and `stacked` by something
-    faster.
+    This class runs any encoder that has a list of equal blocks: PEFT injects the adapters, and
+    transformers' own forward computes. A subclass may override `towers` and `stacked` with faster
+    versions.
     """
 
     title: str
-    """As people call it."""
+    """The name for people, such as `DINOv2`."""
     model_types: tuple[str, ...]
-    """What transformers calls it in a config.json."""
+    """Values of `model_type` in transformers' config.json."""
     unit: Unit
-    """What one example is called: `image`, `text`, `dialogue`."""
+    """The word for one example: `image`, `text` or `dialogue`."""
     places: Places
-    """Where the blocks and their projections are."""
+    """Names of the blocks and their projections."""
     below: tuple[str, ...] = ("embeddings",)
     """The modules before the first block; () for a model that cannot be cut below it."""
     above: tuple[str, ...] = ()
@@ -75,17 +75,17 @@ class Family:
     load_options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of transformers' `from_pretrained`, such as `add_pooling_layer=False`."""
     other_towers: tuple[str, ...] = ()
-    """What the names of a whole checkpoint's other weights begin with; they are left unread."""
+    """Prefixes of the other weights of a complete checkpoint, which are not read."""
     has_classifier: bool = False
-    """Whether transformers has a class with a layer `classifier` on the features used here."""
+    """Whether transformers has a class with a `classifier` layer on these features."""
     example: str = ""
-    """A hub id of such a model, for `pfedseq backbones`."""
+    """The hub id of an example, for `pfedseq backbones`."""
     fast_paths: tuple[str, ...] = ("prefix", "stacked passes")
-    """What is faster than plain PEFT, for `pfedseq backbones`."""
+    """Optimisations over plain PEFT, for `pfedseq backbones`."""
 
     @property
     def name(self) -> str:
-        """By which the registry knows it: the first of its model types."""
+        """The name in the registry: the first of its model types."""
         return self.model_types[0]
 
     def depth(self, config: Any) -> int:
@@ -97,11 +97,11 @@ class Family:
         return int(config.hidden_size)
 
     def positions(self, config: Any) -> int:
-        """For texts: how many tokens the model reads at most."""
+        """For texts: the maximum number of tokens."""
         return int(config.max_position_embeddings)
 
     def image_size(self, config: Any) -> int:
-        """For images: pixels a side that the positions are for."""
+        """For images: the pixels per side that the positions fit."""
         return int(config.image_size)
 
     def resize(self, model: nn.Module, image_size: int, name: str) -> None:
@@ -114,20 +114,20 @@ class Family:
     def run(self, model: nn.Module, inputs: Tensor, image_size: int) -> Any:
         """For images: transformers' outputs for pixels (B, 3, S, S).
 
-        Of a model that is cut below a block, for the tokens (B, T, F) that the block is given.
+        For a model cut below a block, the outputs for that block's input tokens (B, T, F).
         """
         return model(pixel_values=inputs)
 
     def call(self, config: Any) -> str:
-        """For images: Python for features (B, F) out of a `model` and pixels in `inputs`."""
+        """For images: Python code for features (B, F), given a `model` and pixels in `inputs`."""
         return f"model(**inputs).{_PYTHON[self.pool]}"
 
     def feature_length(self, tower: nn.Module) -> float:
-        """The root mean square length of features, known from the weights of a whole tower."""
+        """The root mean square length of the features, computed from a complete tower's weights."""
         return feature_length(tower)
 
     def options(self, config: Any) -> tuple[object, ...]:
-        """How the blocks compute beyond their weights, for checksums."""
+        """Options that affect the blocks' computation, for checksums."""
         keys: tuple[str, ...]
         keys = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "norm_eps")
         if self.unit == "image":
@@ -135,11 +135,11 @@ class Family:
         return tuple(getattr(config, key, None) for key in keys)
 
     def checksum(self, whole: Part) -> str:
-        """Changes when any weight of a whole model does, or how its blocks compute."""
+        """Changes with any weight of a complete model and any option of its computation."""
         return whole.checksum()
 
     def published_name(self, name: str) -> str:
-        """The name that a tower's parameter has in the model that others load."""
+        """The name of a tower's parameter in transformers' own model."""
         return name.removeprefix("model.")
 
     def towers(
@@ -150,9 +150,9 @@ class Family:
         inject: Callable[[nn.Module], None],
         part: Callable[[nn.Module, int, bool], Part],
     ) -> Towers:
-        """Cut below layer `first`, where the family can be cut; `inject` puts adapters in.
+        """Cut below layer `first`, if the family can be cut; `inject` adds the adapters.
 
-        `part` makes a `Part` of a model: how many blocks it has, and whether it ends at the top.
+        `part` makes a `Part` from a model, its number of blocks, and whether it ends at the top.
         """
         first = first if self.below else 0
 
@@ -177,15 +177,15 @@ class Family:
         depth: int,
         precision: torch.dtype | None,
     ) -> Stacked | None:
-        """Several clients' features in one pass; None where it cannot be computed so."""
+        """A function for several clients' features in one pass; None if not supported."""
         return StackedPart(plain, adapter, layout, self.places) if precision is None else None
 
     def check(self, adapter: AdapterConfig, name: str) -> None:
-        """Refuse targets that a family's blocks do not have."""
+        """Refuse an adapter with targets that the blocks do not have."""
         known = list(self.places.modules)
         for target in adapter.targets:
             if target not in known:
                 raise InputError(
                     f"adapter.targets names {target!r}, which the blocks of {self.title} do not "
-                    f"have (backbone {name!r}): choose among {', '.join(known)}"
+                    f"have (backbone {name!r}): choose from {', '.join(known)}"
                 )

@@ -1,4 +1,4 @@
-"""Files of a backbone, and a model out of them as transformers reads it."""
+"""Reads a backbone's files, and loads its model with transformers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def read_config(name: str) -> dict[str, Any]:
 
 
 def find_file(name: str, filename: str) -> str:
-    """Path of one file of a local folder or hub repository."""
+    """The path of one file of a local folder or hub repository."""
     local = Path(name).is_dir()
     looks_like_hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
     if not local and not looks_like_hub_id:
-        raise InputError(f"backbone {name!r} is neither a folder that exists nor a hub id")
+        raise InputError(f"backbone {name!r} is neither an existing folder nor a hub id")
     try:
         with nullcontext() if local else without_waiting():
             path = cached_file(name, filename)
     except OSError as error:
         remedy = "" if local else f"; if the hub cannot be reached, {REMEDY}"
         raise InputError(
-            f"backbone {name!r} has no {filename} that can be read: {reason(error)}{remedy}"
+            f"cannot read {filename} of backbone {name!r}: {reason(error).rstrip('.')}{remedy}"
         ) from error
     if path is None:
         raise InputError(f"backbone folder {name!r} has no {filename}")
@@ -47,20 +47,20 @@ def find_file(name: str, filename: str) -> str:
 
 
 def find_optional(name: str, filename: str) -> dict[str, Any]:
-    """A JSON object of a folder or hub repository; {} where there is none."""
+    """A JSON object from a folder or hub repository; {} if there is none."""
     with nullcontext() if Path(name).is_dir() else without_waiting():
         path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
     return (read_object(Path(path)) if path else None) or {}
 
 
 def load_weights(name: str, family: Family) -> PreTrainedModel:
-    """The whole model that transformers makes of a folder or hub id, frozen, in float32."""
+    """The complete model of a folder or hub id, loaded by transformers, frozen, in float32."""
     try:
         with quiet_transformers(progress_bar=not Path(name).is_dir()):
             model, report = getattr(transformers, family.model_class).from_pretrained(
                 name,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # so that they are reported by name, and refused here
+                ignore_mismatched_sizes=True,  # so that they are reported by name and refused below
                 weights_only=True,
                 dtype=torch.float32,
                 **family.load_options,
@@ -74,7 +74,7 @@ def load_weights(name: str, family: Family) -> PreTrainedModel:
 
 
 def refuse_unfit(name: str, family: Family, report: dict[str, Any]) -> None:
-    """Refuse weights that are missing, of another shape, or of blocks that the config has not."""
+    """Refuse missing weights, wrong shapes, and blocks that the config does not have."""
     blocks = family.places.layers.split(".")[-1]
     missing = sorted(report["missing_keys"])
     unexpected = sorted(
@@ -85,25 +85,25 @@ def refuse_unfit(name: str, family: Family, report: dict[str, Any]) -> None:
     misshapen = sorted(f"{key} {tuple(shape)}" for key, shape, _ in report["mismatched_keys"])
     if missing or unexpected or misshapen:
         raise InputError(
-            f"backbone {name!r} is not a whole {family.title}: missing {name_some(missing)}; "
-            f"unexpected {name_some(unexpected)}; of another shape than its config says: "
+            f"backbone {name!r} is not a complete {family.title}: missing {name_some(missing)}; "
+            f"unexpected {name_some(unexpected)}; shapes that differ from its config: "
             f"{name_some(misshapen)}"
         )
 
 
 def check_finite(name: str, model: nn.Module) -> None:
-    """Refuse weights that hold NaN or infinity."""
+    """Refuse weights that contain NaN or infinity."""
     for tensor, values in model.state_dict().items():
         if not values.isfinite().all():
             raise InputError(
-                f"backbone {name!r} holds NaN or infinity (in {tensor}): its weights are damaged; "
-                "download or copy them anew"
+                f"backbone {name!r} contains NaN or infinity (in {tensor}): its weights are "
+                "damaged; download or copy them again"
             )
 
 
 @contextmanager
 def quiet_transformers(progress_bar: bool) -> Iterator[None]:
-    """Keep transformers' own reports and bars away: what does not fit is raised as an error."""
+    """Silence transformers' reports and progress bars; mismatches are raised as errors."""
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     if not progress_bar:

@@ -1,4 +1,4 @@
-"""ModernBERT: rotary positions, local and global attention, query, key and value in one product."""
+"""ModernBERT: rotary positions, local and global attention, one projection for q, k and v."""
 
 from pfedseq.model.adapters import Places
 from pfedseq.model.encoders.family import Family

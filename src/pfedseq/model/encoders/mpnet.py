@@ -1,4 +1,4 @@
-"""MPNet, of many sentence encoders: RoBERTa's positions, and relative ones in the attention."""
+"""MPNet, used by many sentence encoders: RoBERTa's positions, plus relative ones in attention."""
 
 from pfedseq.model.adapters import Places
 from pfedseq.model.encoders.roberta import RobertaFamily

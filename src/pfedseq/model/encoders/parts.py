@@ -1,8 +1,8 @@
-"""Stretches of an encoder's blocks, each one function of one tensor.
+"""Ranges of an encoder's blocks, each a function of one tensor.
 
-A transformer of any family is cut without touching its code: its list of blocks is replaced by
-some of them, what stands below the cut by a module that passes on what it is given, and what stands
-above by nothing. Weights and adapters keep the names they have in the whole model.
+A transformer of any family is cut without changing its code: its list of blocks is replaced by a
+range of them, the modules below the cut by one that passes its input on, and the modules above by
+nothing. Weights and adapters keep the names they have in the complete model.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Pooling = Literal["mean", "first", "last", "max"]
 
 
 class Part(nn.Module):
-    """Blocks of an encoder as one function: what it maps to what depends on where it begins."""
+    """A range of an encoder's blocks as one function; subclasses define its input and output."""
 
     num_layers: int
-    """How many blocks it has."""
+    """The number of its blocks."""
     options: tuple[object, ...]
-    """How its blocks compute, beyond their weights."""
+    """Options that affect its computation, for the checksum."""
 
     def checksum(self) -> str:
-        """Changes when any weight does, or how the blocks compute."""
+        """Changes with any weight and any of `options`."""
         return checksum_of(self, self.options)
 
 
 class Stretch(nn.Module):
-    """Blocks `start` … `stop` − 1 of a list, under the numbers that they have in it."""
+    """Blocks `start` … `stop` − 1 of a list, with their original numbers."""
 
     def __init__(self, blocks: nn.ModuleList, start: int, stop: int) -> None:
         super().__init__()
@@ -58,10 +58,10 @@ class Stretch(nn.Module):
 
 
 class PassOn(nn.Module):
-    """In place of embeddings: gives the tensor of floats among what it is given."""
+    """Replaces the embeddings: returns the tensor of floats among its arguments."""
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
-        """(B, T, F) as it came."""
+        """The tokens (B, T, F), unchanged."""
         for value in (*given, *named.values()):
             if isinstance(value, Tensor) and value.is_floating_point():
                 return value
@@ -71,10 +71,10 @@ class PassOn(nn.Module):
 def cut(
     model: nn.Module, blocks: str, start: int, stop: int, below: Sequence[str], above: Sequence[str]
 ) -> None:
-    """Leave blocks `start` … `stop` − 1 of a transformer, in place.
+    """Reduce a transformer to blocks `start` … `stop` − 1, in place.
 
-    `blocks` is where its list of blocks is; `below` are the modules before the first block, `above`
-    those after the last.
+    `blocks` is the path of its list of blocks; `below` are the modules before the first block,
+    `above` those after the last.
     """
     every = model.get_submodule(blocks)
     assert isinstance(every, nn.ModuleList)
@@ -93,11 +93,11 @@ def _put(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 class ImagePart(Part):
-    """A stretch of an image encoder.
+    """A range of an image encoder's blocks.
 
-    From the bottom it takes normalised images (B, 3, S, S), else tokens (B, T, F); `run` makes
-    transformers' outputs of them. To the top it gives the features that `pool` makes of the
-    outputs, else tokens.
+    A part that starts at the bottom takes normalised images (B, 3, S, S), any other tokens
+    (B, T, F); `run` computes transformers' outputs from them. A part that ends at the top returns
+    features, which `pool` takes from the outputs; any other returns tokens.
     """
 
     def __init__(
@@ -120,10 +120,11 @@ class ImagePart(Part):
 
 
 class TextPart(Part):
-    """A stretch of a text encoder.
+    """A range of a text encoder's blocks.
 
-    From the bottom it takes token numbers (B, T), else tokens (B, T, F + 1), whose last entry tells
-    texts (1) from padding (0). To the top it gives features (B, F), else such tokens.
+    A part that starts at the bottom takes token numbers (B, T), any other tokens (B, T, F + 1),
+    whose last entry is 1 for text and 0 for padding. A part that ends at the top returns features
+    (B, F), any other such tokens.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class TextPart(Part):
         self.padding, self.pooling = padding, pooling
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """As transformers calls it; padding is not looked at."""
+        """Compute the outputs as transformers does, with padding masked."""
         if inputs.is_floating_point():
             mask = inputs[..., -1].long()
             outputs = self.model(inputs_embeds=inputs[..., :-1], attention_mask=mask)
@@ -153,12 +154,12 @@ class TextPart(Part):
 
 
 class DialoguePart(Part):
-    """A stretch of a causal language model.
+    """A range of a causal language model's blocks.
 
-    From the bottom it takes token numbers and their roles (B, T, 2), else tokens (B, T, F + 1),
-    whose last entry is the role. To the top it gives the features (n, F) of the tokens whose
-    successor is predicted, dialogue after dialogue, else such tokens. Padding follows a dialogue,
-    where no token of it looks.
+    A part that starts at the bottom takes token numbers and their roles (B, T, 2), any other tokens
+    (B, T, F + 1), whose last entry is the role. A part that ends at the top returns the features
+    (n, F) of the tokens whose successor is predicted, dialogue after dialogue, any other such
+    tokens. Padding comes last, so causal attention never reads it.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class DialoguePart(Part):
     ) -> None:
         super().__init__()
         self.model, self.num_layers, self.options = model, num_layers, options
-        self.output = output  # read off the features by `FrozenHead`; None below the top
+        self.output = output  # applied to the features by `FrozenHead`; None below the top
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the outputs as transformers does."""
@@ -211,5 +212,5 @@ def joined(parts: Sequence[Tensor], padding: int) -> Tensor:
 
 
 def same_weights(module: Module) -> Module:
-    """A copy of the modules around the very same parameters."""
+    """A copy of the modules that shares the original's parameters."""
     return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})

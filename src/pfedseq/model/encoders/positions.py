@@ -1,4 +1,4 @@
-"""Position embeddings for another image size, once, as transformers computes them in every pass."""
+"""Position embeddings for another image size, computed once instead of in every pass."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pfedseq.model.geometry import check_divides
 def resample_positions(model: Any, image_size: int, name: str) -> None:
     """Rebuild the embeddings of a model for images of another size, in place.
 
-    They have a table `position_embeddings` (1, T, F) or `position_embedding` (T, F), with some
-    tokens before the patches, and a method that interpolates it.
+    The embeddings have a table `position_embeddings` (1, T, F) or `position_embedding` (T, F), some
+    tokens before the patches, and a method that interpolates the table.
     """
     old, config = model.embeddings, model.config
     check_divides(int(config.patch_size), image_size, name)

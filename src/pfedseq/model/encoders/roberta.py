@@ -7,10 +7,10 @@ from pfedseq.model.encoders.family import Family
 
 
 class RobertaFamily(Family):
-    """The first positions of the table stand for padding."""
+    """RoBERTa, whose first positions are reserved for padding."""
 
     def positions(self, config: Any) -> int:
-        """Without those that no token has."""
+        """The number of positions without those reserved for padding."""
         return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
 
 

@@ -1,6 +1,6 @@
-"""SigLIP's vision tower, alone or out of a whole SigLIP; its pooling head gives the feature.
+"""SigLIP's vision tower, alone or from a complete SigLIP; its pooling head gives the feature.
 
-The checkpoints of SigLIP 2 for one image size are such, too; see `siglip2` for the others.
+Checkpoints of SigLIP 2 for a fixed image size also use it; see `siglip2` for the others.
 """
 
 from typing import Any
@@ -20,33 +20,33 @@ PLACES = Places(
 
 
 def pooled(outputs: Any) -> Tensor:
-    """What the pooling head gives (B, F); the mean of all patches where there is no head."""
+    """The output of the pooling head (B, F), or the mean of all patches if there is no head."""
     token: Tensor | None = outputs.pooler_output
     mean: Tensor = outputs.last_hidden_state.mean(1)
     return mean if token is None else token
 
 
 class SiglipFamily(Family):
-    """Positions are a table; features do not come out of a norm."""
+    """SigLIP, with a table of positions; its features do not come from a norm."""
 
     def resize(self, model: nn.Module, image_size: int, name: str) -> None:
         """Interpolate the positions."""
         resample_positions(model, image_size, name)
 
     def call(self, config: Any) -> str:
-        """With or without the head."""
+        """Python code for the features, with or without the pooling head."""
         return f"model(**inputs).{self.output(config)}"
 
     def output(self, config: Any) -> str:
-        """Python for the features among transformers' outputs."""
+        """Python code for the features among transformers' outputs."""
         with_head = getattr(config, "vision_use_head", True)
         return "pooler_output" if with_head else "last_hidden_state.mean(1)"
 
     @torch.no_grad()
     def feature_length(self, tower: nn.Module) -> float:
-        """The root mean square length of what the head makes of images whose patches are all equal.
+        """The root mean square length of the pooled features of images with equal patches.
 
-        Patches are γ·z + β of the last norm, for 64 normal z.
+        Patches are γ·z + β of the last norm, for 64 normally distributed z.
         """
         model: Any = tower.get_submodule("model")
         norm = model.post_layernorm

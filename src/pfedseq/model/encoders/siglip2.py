@@ -12,14 +12,14 @@ from pfedseq.model.geometry import check_divides
 
 
 class Siglip2Family(SiglipFamily):
-    """The model takes patches, and how many there are along each side."""
+    """SigLIP 2, whose model takes patches and the number of patches along each side."""
 
     def image_size(self, config: Any) -> int:
-        """That whose patches are as many as the positions."""
+        """The image size with as many patches as there are positions."""
         return int(config.num_patches**0.5) * int(config.patch_size)
 
     def resize(self, model: Any, image_size: int, name: str) -> None:
-        """Interpolate the table once, as transformers does for every image."""
+        """Interpolate the table once, where transformers does it for every image."""
         old, config = model.embeddings, model.config
         check_divides(int(config.patch_size), image_size, name)
         side, own = image_size // int(config.patch_size), int(config.num_patches**0.5)
@@ -34,7 +34,7 @@ class Siglip2Family(SiglipFamily):
         model.embeddings = new.requires_grad_(False).eval()
 
     def run(self, model: nn.Module, inputs: Tensor, image_size: int) -> Any:
-        """Cut images into patches; tokens stay as they are."""
+        """Cut images into patches; pass tokens on unchanged."""
         patch = int(model.config.patch_size)  # type: ignore[union-attr, arg-type]
         side = image_size // patch
         if inputs.dim() == 4:
@@ -44,7 +44,7 @@ class Siglip2Family(SiglipFamily):
         return model(pixel_values=inputs, pixel_attention_mask=None, spatial_shapes=shapes)
 
     def call(self, config: Any) -> str:
-        """With the patches cut by hand."""
+        """Python code for the features, which also cuts the patches."""
         patch = int(config.patch_size)
         side = self.image_size(config) // patch
         return (

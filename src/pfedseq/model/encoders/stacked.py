@@ -1,7 +1,7 @@
 """Several clients' examples in one pass through any encoder, each under its own adapter.
 
 The projections that carry adapters are replaced by ones that multiply each client's rows by its own
-weights; all else is transformers' own forward on the examples of all clients together.
+weights; everything else is transformers' forward on the examples of all clients together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OwnLinear(nn.Module):
         self.project: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Each client's rows by its own weights."""
+        """Multiply each client's rows by that client's weights."""
         assert self.project is not None
         return self.project(tokens)
 
@@ -37,7 +37,7 @@ class OwnLinear(nn.Module):
 class StackedPart:
     """`AdaptedModel.features` for several clients at once, for any encoder; holds no client state.
 
-    Dropout is not for it: every client draws from a generator of its own, layer by layer.
+    It does not support dropout, for which every client draws from its own generator in every layer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StackedPart:
         self._skeletons = threading.local()
 
     def features(self, adapters: Tensor, inputs: Tensor, counts: Sequence[int]) -> Tensor:
-        """Features (ΣB, F) of inputs (ΣB, …); client i has the next `counts[i]`.
+        """Features (ΣB, F) of inputs (ΣB, …), of which client i has the next `counts[i]` rows.
 
         Gradients flow to the adapters (clients, K, D).
         """
@@ -104,7 +104,7 @@ class StackedPart:
         return of
 
     def _skeleton(self) -> nn.Module:
-        """This thread's own module around the shared weights."""
+        """The calling thread's module, with the shared weights."""
         if not hasattr(self._skeletons, "module"):
             module = same_weights(self.plain)
             for target in self.targets:
@@ -116,7 +116,7 @@ class StackedPart:
 
 
 def rows_of(counts: Sequence[int], tokens: Tensor) -> list[slice]:
-    """Where each client's tokens (ΣB, …, F) lie when all are in one matrix."""
+    """The rows of each client's tokens (ΣB, …, F) when all are flattened to one matrix."""
     each = tokens[0, ..., 0].numel()
     bounds = accumulate((count * each for count in counts), initial=0)
     return [slice(start, stop) for start, stop in pairwise(bounds)]
@@ -152,13 +152,13 @@ class LoraProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The adapters' gradients by their thin products; none for the frozen W and b."""
+        """Gradients of the adapters, by thin products; none for the frozen W and b."""
         flat, own, downs, ups = ctx.saved_tensors
         shape, flat_gradient = gradient.shape, gradient.reshape(-1, gradient.shape[-1])
         to_inputs = torch.empty_like(flat) if ctx.needs_input_grad[0] else None
         exact, rounded = downs.dtype, flat.dtype
         downs = downs.to(rounded)
-        ups = ups.mT.contiguous().to(rounded)  # wide: thin products are up to five times faster
+        ups = ups.mT.contiguous().to(rounded)  # wide, for up to five times faster thin products
         to_downs, to_ups = torch.empty_like(downs), torch.empty_like(ups)
         for i, part in enumerate(ctx.rows):
             x, g = flat[part], flat_gradient[part]

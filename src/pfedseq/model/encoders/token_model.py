@@ -1,4 +1,4 @@
-"""What text encoders and language models have in common: all that follows from their family."""
+"""Properties that text encoders and language models share because they follow from the family."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TokenModel:
 
     @property
     def places(self) -> Places:
-        """Where adapters go."""
+        """Names of the modules that can carry adapters."""
         return self.family.places
 
     @property
@@ -40,13 +40,13 @@ class TokenModel:
 
     @property
     def most_tokens(self) -> int:
-        """The longest input in tokens."""
+        """The maximum number of tokens in an input."""
         return self.family.positions(self.config)
 
     def published_name(self, name: str) -> str:
-        """The name that a tower's parameter has in the model that others load."""
+        """The name of a tower's parameter in transformers' own model."""
         return self.family.published_name(name)
 
     def check(self, adapter: AdapterConfig) -> None:
-        """Refuse targets that the blocks do not have."""
+        """Refuse an adapter with targets that the blocks do not have."""
         self.family.check(adapter, self.name)

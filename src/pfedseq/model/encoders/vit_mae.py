@@ -1,4 +1,4 @@
-"""ViT-MAE: a ViT whose embeddings hide patches; here none is hidden, and their order stays."""
+"""ViT-MAE: a ViT whose embeddings mask patches; here none is masked and the order is kept."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from pfedseq.model.encoders.positions import resample_positions
 
 
 class MaeFamily(Family):
-    """Its model shuffles patches by noise, which is counted up instead of drawn."""
+    """ViT-MAE, which shuffles patches by noise; increasing numbers here keep their order."""
 
     def resize(self, model: nn.Module, image_size: int, name: str) -> None:
         """Interpolate the positions."""

@@ -1,4 +1,4 @@
-"""Answers that a client's language model writes."""
+"""Text generation with a client's language model."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ from pfedseq.workloads.personal import PersonalModel
 
 @dataclass(frozen=True)
 class Writing:
-    """How answers are written."""
+    """Options of text generation."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0
-    """0: always the likeliest token; otherwise tokens are drawn, the higher the more evenly."""
+    """0 always takes the likeliest token; higher values draw tokens more evenly."""
     seed: int = 0
-    """Of what is drawn."""
+    """Seed of the drawn tokens."""
 
 
 class Writer:
-    """Writes answers with a client's model, whose adapter is merged into its weights once."""
+    """Generates answers with a client's model, whose adapter is merged into the weights once."""
 
     def __init__(self, personal: PersonalModel, how: Writing) -> None:
         encoder = personal.model.encoder
         if not isinstance(encoder, LanguageModel):
-            raise InputError(f"backbone {encoder.name!r} is no language model: it writes nothing")
+            raise InputError(
+                f"backbone {encoder.name!r} is not a language model: it cannot write answers"
+            )
         self.encoder, self.how = encoder, how
         self._model: Any = merged_encoder(personal, encoder.model).to(personal.model.device)
 
     @torch.no_grad()
     def write(self, prompt: NDArray[np.int64]) -> str:
-        """The answer to what the model's reader gave; the same prompt and seed give the same."""
+        """The answer to a prompt in tokens; the same prompt and seed give the same answer."""
         encoder, how = self.encoder, self.how
         numbers = torch.from_numpy(prompt).unsqueeze(0).to(self._model.device)
         drawn: dict[str, Any] = {"do_sample": False, "temperature": None, "top_k": None}

@@ -36,11 +36,11 @@ class DialogueKind:
     body: Mapping[str, Any] = {}
 
     def asked(self, folder: Path, name: str, about: Mapping[str, Any]) -> AskedLanguageModel:
-        """With the length that the folder names."""
+        """The language model of a saved folder, with the folder's maximum length."""
         return asked_backbone(folder, name, about)
 
     def find(self, named: Sequence[str]) -> list[Found]:
-        """Prompts themselves, .txt files, and folders of them."""
+        """Prompts from arguments, .txt files, and folders of .txt files."""
         return find_texts(named)
 
     def labelled(self, path: Path) -> AnsweredDialogues:
@@ -50,7 +50,7 @@ class DialogueKind:
     def prepared(
         self, examples: ExampleSet, indices: NDArray[np.int64], personal: PersonalModel
     ) -> Iterator[Example]:
-        """Cut into tokens one by one, with their answers."""
+        """A run's dialogues as tokens, with their answers."""
         assert isinstance(examples, DialogueSet)
         return (personal.read((f"dialogue {i}", examples.dialogues[i])) for i in indices.tolist())
 
@@ -78,14 +78,14 @@ class DialogueKind:
         )
 
     def upload(self, content: bytes, content_type: str) -> Upload:
-        """Refuse: language models are served by programs that are made for it."""
+        """Refuse: language models are served by dedicated programs such as vLLM."""
         raise Refused(400, "a language model is not served here: export it, e.g. for vLLM")
 
     def check_exportable(self, personal: PersonalModel) -> None:
         """Accept every language model."""
 
     def complete(self, personal: PersonalModel, folder: Path) -> None:
-        """Nothing: there is no head."""
+        """Do nothing: there is no head."""
 
     def is_published(self, encoder: Encoder) -> bool:
         """Whether it came from the hub."""
@@ -110,7 +110,7 @@ class DialogueKind:
     def card(
         self, personal: PersonalModel, backbone: str, class_names: str, folder: str
     ) -> ExportCard:
-        """For a language model of any family."""
+        """The card of a language model of any family."""
         family = _model(personal.model.encoder).family
         return ExportCard(
             "text-generation",
@@ -122,7 +122,7 @@ class DialogueKind:
 
 
 class AnsweredDialogues:
-    """Dialogues with answers, that somebody brings along."""
+    """Dialogues with answers, from a user's file or folder."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():

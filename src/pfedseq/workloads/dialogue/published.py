@@ -1,4 +1,4 @@
-"""Plain transformers checkpoints of language models, and code that loads an export without us."""
+"""Plain transformers checkpoints of language models, and code that loads them without pfedseq."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PLAIN = """inputs = tokenizer("a prompt", return_tensors="pt")"""
 
 
 def usage(personal: PersonalModel, backbone: str, folder: str) -> str:
-    """Python that answers with transformers and PEFT alone."""
+    """Python code that generates answers with only transformers and PEFT."""
     encoder = personal.model.encoder
     assert isinstance(encoder, LanguageModel)
     asked = encoder.tokenizer.chat_template is not None and not personal.reader.about()["continues"]
@@ -49,7 +49,7 @@ def usage(personal: PersonalModel, backbone: str, folder: str) -> str:
 
 
 def write_backbone(encoder: LanguageModel, folder: Path) -> None:
-    """A language model with its tokenizer, as the `Auto` classes of transformers read it."""
+    """Write a language model and its tokenizer for transformers' `Auto` classes."""
     write_whole(folder, lambda place: _save(encoder.model, encoder, place))
 
 
@@ -63,7 +63,7 @@ def same_backbone(encoder: LanguageModel, folder: Path) -> bool:
 
 
 def write_merged(personal: PersonalModel, folder: Path) -> None:
-    """The model with the adapter in its weights, and its tokenizer."""
+    """Write the model with the adapter merged into its weights, and its tokenizer."""
     encoder = personal.model.encoder
     assert isinstance(encoder, LanguageModel)
     model = merged_encoder(personal, encoder.model)

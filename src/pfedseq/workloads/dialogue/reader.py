@@ -1,4 +1,4 @@
-"""From a prompt to token numbers, and back to the backbone that a saved model names."""
+"""Reads prompts as token numbers, and finds the backbone of a saved model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pfedseq.workloads.personal import Raw
 
 MOST_TOKENS = 1_000_000
 USUAL_TOKENS = 256
-"""Of a dialogue, where a folder does not say."""
+"""Tokens per dialogue, if a folder does not specify them."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class DialogueReader:
     unit: ClassVar[str] = "dialogue"
     encoder: LanguageModel
     max_tokens: int
-    """Of a whole dialogue in training."""
+    """Maximum tokens per dialogue in training."""
     continues: bool = False
-    """Whether it learnt plain texts, which it continues; otherwise it answers."""
+    """Whether the model continues plain texts, as learnt, instead of answering prompts."""
 
     def read(self, raw: Raw) -> NDArray[np.int64]:
-        """A prompt, or a file's bytes in UTF-8, as token numbers (T,), its last ones if too long.
+        """A prompt, or a file's bytes in UTF-8, as token numbers (T,); keeps the end if too long.
 
-        There is room for one token of the answer. A `Dialogue` with its answer is given as
-        `source.row` has it, with the token that follows each: (T, 3).
+        One token is left for the answer. A `Dialogue` with an answer becomes the rows (T, 3) of
+        `source.row`, which include the next tokens.
         """
         name, content = raw
         if isinstance(content, Dialogue):
@@ -60,19 +60,19 @@ class DialogueReader:
         return np.array(numbers[1 - self.encoder.most_tokens :], dtype=np.int64)
 
     def inputs(self, examples: Sequence[NDArray[np.int64]], device: torch.device) -> Tensor:
-        """(1, T): prompts are answered one by one."""
+        """(1, T), since prompts are answered one by one."""
         (one,) = examples
         return torch.from_numpy(one).unsqueeze(0).to(device)
 
     def save(self, folder: Path) -> None:
-        """Nothing: the tokenizer lies with the backbone."""
+        """Do nothing: the tokenizer is stored with the backbone."""
 
     def about(self) -> dict[str, Any]:
-        """That it reads dialogues, how much of each, and whether it answers or continues."""
+        """The unit, the maximum length, and whether the model continues texts."""
         return {"unit": self.unit, "max_tokens": self.max_tokens, "continues": self.continues}
 
     def backbone(self, base: str | None) -> dict[str, Any]:
-        """Name of the backbone."""
+        """The name of the backbone."""
         return {"name": base or self.encoder.name}
 
 
@@ -85,7 +85,7 @@ class AskedLanguageModel:
     continues: bool
 
     def fits(self, encoder: Encoder) -> bool:
-        """Whether a loaded model is the one that is meant."""
+        """Whether a loaded model is the requested one."""
         return isinstance(encoder, LanguageModel) and encoder.name == self.name
 
     def load(self) -> LanguageModel:
@@ -93,21 +93,21 @@ class AskedLanguageModel:
         return load_language_model(self.name)
 
     def completed(self, config: Config) -> AskedLanguageModel:
-        """As it is: a folder says all of it."""
+        """Unchanged, since a folder specifies everything."""
         return self
 
     def options(self, encoder: Encoder) -> dict[str, dict[str, Any]]:
-        """The backbone and how much of a dialogue it reads."""
+        """The options for the backbone and the length of dialogues."""
         return {"model": {"backbone": self.name}, "data": {"max_tokens": self.max_tokens}}
 
     def reader(self, encoder: Encoder) -> DialogueReader:
-        """As many tokens as in training."""
+        """A reader with the length used in training."""
         assert isinstance(encoder, LanguageModel)
         return DialogueReader(encoder, self.max_tokens, self.continues)
 
 
 def asked_backbone(folder: Path, name: str, about: Mapping[str, Any]) -> AskedLanguageModel:
-    """The language model of that name as the files of a folder want it."""
+    """The language model of that name, with the settings in a folder's files."""
     length = about.get("max_tokens", USUAL_TOKENS)
     if not isinstance(length, int) or not 2 <= length <= MOST_TOKENS:
         raise InputError(f"{folder} asks for dialogues of {length!r} tokens")

@@ -25,17 +25,17 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DialogueSource:
-    """Token numbers with their roles, and what is to be predicted, by index."""
+    """Token numbers with their roles, and the tokens to predict, by index."""
 
     rows: Numbers
     """(n, T, 2): token numbers and roles."""
     answers: tuple[Numbers, ...]
-    """Of each dialogue, the tokens that are predicted."""
+    """The predicted tokens of each dialogue."""
     device: torch.device
     cut: int = 0
-    """Dialogues of which not all is read."""
+    """The number of truncated dialogues."""
     kept: Callable[[Numbers], Tensor] | None = None
-    """What the frozen layers below the first adapter make of dialogues, where there are such."""
+    """Reads the stored outputs of the frozen layers below the first adapter; None if not stored."""
 
     @classmethod
     def of(
@@ -45,7 +45,7 @@ class DialogueSource:
         max_tokens: int,
         device: torch.device,
     ) -> DialogueSource:
-        """Every dialogue in tokens, at most `max_tokens` of them."""
+        """All dialogues as tokens, truncated to `max_tokens`."""
         longest = encoder.most_tokens
         if max_tokens > longest:
             raise InputError(
@@ -59,13 +59,13 @@ class DialogueSource:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """None: there are no classes."""
+        """Empty: dialogues have no classes."""
         return ()
 
     def inputs(self, indices: Numbers) -> Tensor:
         """Token numbers and roles (B, T, 2), or the frozen layers' tokens and roles (B, T, F + 1).
 
-        They are no longer than the batch's longest dialogue.
+        T is the length of the batch's longest dialogue.
         """
         rows = trimmed(self.rows[indices])
         if self.kept is None:
@@ -74,34 +74,34 @@ class DialogueSource:
         return kept.to(self.device, torch.float32)
 
     def numbers(self, indices: Numbers) -> Tensor:
-        """(B, T, 2) with all their padding."""
+        """(B, T, 2), with full padding."""
         return torch.from_numpy(self.rows[indices]).to(self.device)
 
     def training_inputs(self, indices: Numbers, stream: int) -> Tensor:
-        """As they are: dialogues are not augmented."""
+        """The same as `inputs`, since dialogues are not augmented."""
         return self.inputs(indices)
 
     def labels(self, indices: Numbers) -> Tensor:
-        """The tokens that are predicted, one dialogue's after the other's."""
+        """The predicted tokens of all dialogues, concatenated."""
         own = [self.answers[i] for i in indices.tolist()]
         return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *own])).to(self.device)
 
     def sketches(self, indices: Numbers) -> Tensor:
-        """Refused: PeFLL describes clients by the classes of their examples."""
-        raise InputError("dialogues have no classes, by which PeFLL describes a client")
+        """Refuse: PeFLL describes clients by the classes of their examples."""
+        raise InputError("PeFLL describes a client by its classes, which dialogues do not have")
 
 
 def fit(one: Encoded, max_tokens: int) -> Encoded:
-    """At most `max_tokens`: the answer's first, and of what stands before it the last."""
+    """Truncate to `max_tokens`: the start of the answer is kept, then the end of the prompt."""
     answer = one.answer[: max_tokens - min(len(one.before), 1)]
     room = max_tokens - len(answer)
     return Encoded(one.before[-room:] if room else [], answer)
 
 
 def row(one: Encoded) -> Numbers:
-    """(T, 3): of all tokens but the last the number, the role, and the token that follows.
+    """(T, 3): the number, role and next token of every token except the last.
 
-    The answer's tokens are predicted, if there is one before them.
+    The tokens of the answer are predicted, except one at the very start of a dialogue.
     """
     numbers = np.array([*one.before, *one.answer], dtype=np.int64)
     roles = np.full(len(numbers) - 1, READ)
@@ -110,7 +110,7 @@ def row(one: Encoded) -> Numbers:
 
 
 def padded(rows: Sequence[Numbers]) -> Numbers:
-    """(B, T, 3): as long as the longest."""
+    """(B, T, 3): rows padded to the longest."""
     table = np.full((len(rows), max(map(len, rows), default=1), 3), PADDING, dtype=np.int64)
     for place, own in enumerate(rows):
         table[place, : len(own)] = own
@@ -138,7 +138,7 @@ def with_tokens(
     store: Path | None,
     report: Report | None = None,
 ) -> DialogueSource:
-    """A source that has what the frozen layers make of all the clients' dialogues ready."""
+    """A source with the outputs of the frozen layers for all clients' dialogues computed."""
     facts = (source.rows.shape[1], hashlib.sha256(source.rows.tobytes()).hexdigest())
     kept = Kept(dialogues.name, len(dialogues.dialogues), dialogues.fingerprint, facts)
     prefix = Prefix(tower, source.numbers, source.device)

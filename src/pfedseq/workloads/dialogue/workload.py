@@ -35,31 +35,31 @@ class DialogueWorkload(Workload):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuse what is for classes or images: backbones, methods, losses, partitions."""
+        """Refuse backbones, methods, losses and partitions that need classes or images."""
         check_reads_dialogues(config.model.backbone)
         cls.check_headline(config)
         for name in config.run.methods:
             if find_method(name).needs_head:
                 raise InputError(
-                    f"{name} needs classes and a head, which a language model has not: leave it "
-                    "out of run.methods"
+                    f"{name} needs classes and a head, which a language model does not have: "
+                    "remove it from run.methods"
                 )
         if config.training.looks_at_labels:
             raise InputError(
-                "training.class_weights and loss = 'balanced_softmax' are for classes: leave them "
-                "out for dialogues"
+                "training.class_weights and loss = 'balanced_softmax' need classes: remove them "
+                "for dialogues"
             )
         if config.training.augment:
-            raise InputError("training.augment is for images: leave it out for dialogues")
+            raise InputError("training.augment only applies to images: remove it for dialogues")
         if config.data.partition in ("dirichlet", "pathological"):
             raise InputError(
                 f"data.partition = {config.data.partition!r} divides by classes, which dialogues "
-                "have not: choose 'owners' or 'iid'"
+                "do not have: choose 'owners' or 'iid'"
             )
 
     @classmethod
     def agreed(cls, data: DataConfig) -> dict[str, Any]:
-        """How much of a dialogue is read."""
+        """The maximum length of dialogues, which all sites share."""
         return {"max_tokens": data.max_tokens}
 
     @classmethod
@@ -75,10 +75,10 @@ class DialogueWorkload(Workload):
         return encoder
 
     def examples(self, data: FederatedData, report: Report | None = None) -> DialogueSource:
-        """Token numbers, or what the frozen layers make of them, computed where it is kept."""
+        """Token numbers, or the outputs of the frozen layers, computed if missing."""
         dialogues, length = data.examples, self.config.data.max_tokens
         if not isinstance(dialogues, DialogueSet):
-            raise InputError(f"{dialogues.name} has {dialogues.unit}s, and dialogues are expected")
+            raise InputError(f"{dialogues.name} has {dialogues.unit}s, but dialogues are expected")
         source = DialogueSource.of(dialogues.dialogues, self.encoder, length, self.model.device)
         if self.model.prefix is None:
             return source
@@ -88,18 +88,18 @@ class DialogueWorkload(Workload):
         )
 
     def notes_of(self, examples: Examples) -> tuple[str, ...]:
-        """How many dialogues are not read as a whole."""
+        """A note on the number of truncated dialogues."""
         assert isinstance(examples, DialogueSource)
         if not examples.cut:
             return ()
         are = "is" if examples.cut == 1 else "are"
         return (
             f"{count(examples.cut, 'dialogue')} {are} longer than data.max_tokens = "
-            f"{self.config.data.max_tokens}: the beginning of what precedes the answer is left out",
+            f"{self.config.data.max_tokens}: the beginning of the prompt is left out",
         )
 
     def copy(self, data: FederatedData, examples: Examples, device: torch.device) -> Copy:
-        """What is kept is read by all devices."""
+        """The model on another device; stored outputs are shared by all devices."""
         assert isinstance(examples, DialogueSource)
         there = replace(self, model=self.model.on(device))
         if self.model.prefix is not None and self.config.model.tokens == "none":
@@ -107,8 +107,10 @@ class DialogueWorkload(Workload):
         return Copy(there.model, replace(examples, device=device))
 
     def auxiliary(self, threads: int = 1) -> AuxiliaryExamples:
-        """Refused: what is distilled are probabilities of classes."""
-        raise InputError("methods that distil need classes, which dialogues have not: leave it out")
+        """Refuse: distillation needs class probabilities."""
+        raise InputError(
+            "methods that distil need classes, which dialogues do not have: remove them"
+        )
 
     def reader(self, examples: ExampleSet) -> DialogueReader:
         """A reader that truncates as in training; it continues texts if all were plain."""

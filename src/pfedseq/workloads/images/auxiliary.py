@@ -15,7 +15,7 @@ from pfedseq.workloads.images.source import ImageSource
 def auxiliary_images(
     model: AdaptedModel, source: ImageSource, image_size: int, seed: int, threads: int = 1
 ) -> AuxiliaryExamples:
-    """Images that are enlarged to the backbone's size when they are read, if they are smaller."""
+    """Auxiliary images; smaller ones are enlarged to the backbone's size when read."""
 
     def read(indices: NDArray[np.int64]) -> Tensor:
         pixels = source.pixels(indices)

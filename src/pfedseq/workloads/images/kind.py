@@ -37,7 +37,7 @@ class ImageKind:
     unit = "image"
     generates = False
     bodies = ("image/", "application/octet-stream", "application/x-www-form-urlencoded")
-    """The last two are what programs say of bytes that they know nothing of; the last is curl's."""
+    """The last two are defaults for unknown bytes; the last is curl's."""
     body: Mapping[str, Any] = {
         "required": True,
         "description": "The image file itself.",
@@ -45,21 +45,21 @@ class ImageKind:
     }
 
     def asked(self, folder: Path, name: str, about: Mapping[str, Any]) -> AskedBackbone:
-        """With the size, the normalisation and the window that the folder names."""
+        """The backbone of a saved folder, with the folder's size, normalisation and window."""
         return asked_backbone(folder, name, about)
 
     def find(self, named: Sequence[str]) -> list[Found]:
-        """Files, folders and patterns."""
+        """Images from files, folders and glob patterns."""
         return [Found(str(path), path) for path in find_images(named)]
 
     def labelled(self, path: Path) -> LabelledImages:
-        """A folder or archive with a folder for each class."""
+        """The images of a folder or archive with one folder per class."""
         return LabelledImages(path)
 
     def prepared(
         self, examples: ExampleSet, indices: NDArray[np.int64], personal: PersonalModel
     ) -> Iterator[Example]:
-        """The pixels as they were prepared for the run."""
+        """The pixels of a run's prepared images."""
         assert isinstance(examples, ImageSet)
         return iter(examples.images[indices])
 
@@ -74,10 +74,10 @@ class ImageKind:
         return score_classes(personal, examples, labels, report)
 
     def upload(self, content: bytes, content_type: str) -> Upload:
-        """The file, held to a size and to known formats before it is decoded."""
+        """The uploaded file, after checking its size and format but before decoding."""
         if content_type and not content_type.startswith(self.bodies):
             raise Refused(
-                415, f"send the image's bytes as the body, as image/…, not {content_type}"
+                415, f"send the image's bytes as the body with the type image/…, not {content_type}"
             )
         return Upload(content, check_image(content))
 
@@ -86,12 +86,12 @@ class ImageKind:
         published.refuse_registers(_backbone(personal.model.encoder))
 
     def complete(self, personal: PersonalModel, folder: Path) -> None:
-        """The head, where transformers has no classifier that PEFT's files could name it by."""
+        """Write the head, if PEFT's files cannot contain it because there is no classifier."""
         if not personal.model.encoder.has_classifier:
             write_head(personal, folder)
 
     def is_published(self, encoder: Encoder) -> bool:
-        """Whether the hub has it as it is."""
+        """Whether the hub has exactly these weights."""
         return _backbone(encoder).as_published
 
     def write_backbone(self, encoder: Encoder, folder: Path) -> None:
@@ -118,7 +118,7 @@ class ImageKind:
     def card(
         self, personal: PersonalModel, backbone: str, class_names: str, folder: str
     ) -> ExportCard:
-        """For an image encoder of any family."""
+        """The card of an image encoder of any family."""
         family = _backbone(personal.model.encoder).family
         code = published.usage(personal, backbone, class_names, folder)
         what = "a frozen Vision Transformer"
@@ -128,16 +128,16 @@ class ImageKind:
 
 
 class LabelledImages:
-    """Images of a folder with a folder for each class, decoded as they are asked for."""
+    """Images in a folder with one folder per class, decoded on demand."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
             raise InputError(f"there is no file or folder {path}: check --data")
-        advice = "give a --data folder that holds one folder for each class"
+        advice = "--data must be a folder with one folder for each class"
         self.path, self.source = path, open_folder(Location(path.resolve(), None), "class", advice)
 
     def labels(self, class_names: Sequence[str]) -> NDArray[np.int64]:
-        """(n,) in the numbering of `class_names`; refuses classes that are not among them."""
+        """(n,) indices into `class_names`; refuses other classes."""
         known = {name: number for number, name in enumerate(class_names)}
         if unknown := [name for name in self.source.class_names if name not in known]:
             raise InputError(
@@ -154,14 +154,14 @@ class LabelledImages:
 
 
 def find_images(named: Sequence[str]) -> list[Path]:
-    """The files that arguments stand for, in order; of a folder all images at any depth."""
+    """The image files that arguments refer to, in order; of a folder, all images at any depth."""
     found: list[Path] = []
     for argument in named:
         path = Path(argument).expanduser()
         if path.is_dir():
             inside = [path / name for name in FileTree(path).images()]
             if not inside:
-                raise InputError(f"{path} has no images in it")
+                raise InputError(f"{path} contains no images")
         elif path.exists():
             inside = [path]
         else:

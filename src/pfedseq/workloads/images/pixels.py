@@ -1,4 +1,4 @@
-"""From stored pixels to what a backbone takes."""
+"""Converts stored pixels to a backbone's input."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Plain transformers checkpoints: a backbone for others to load, and one with an adapter merged."""
+"""Plain transformers checkpoints: a backbone alone, or with an adapter merged."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ print(class_names[int(logits.argmax())])"""
 
 
 def usage(personal: PersonalModel, backbone: str, class_names: str, folder: str) -> str:
-    """Python that predicts with transformers and PEFT alone."""
+    """Python code that predicts with only transformers and PEFT."""
     named = {"folder": folder, "backbone": backbone, "class_names": class_names}
     encoder = backbone_of(personal)
     family = encoder.family
@@ -76,15 +76,15 @@ def usage(personal: PersonalModel, backbone: str, class_names: str, folder: str)
 
 
 def write_backbone(backbone: Backbone, folder: Path) -> None:
-    """A backbone of any origin as transformers reads it, whole or not at all."""
+    """Write a backbone of any origin in transformers' format, atomically."""
     refuse_registers(backbone)
     write_whole(folder, lambda place: _save(backbone.model, backbone, place))
 
 
 def write_merged(personal: PersonalModel, folder: Path) -> None:
-    """A whole `ViTForImageClassification` with the adapter in its weights.
+    """Write a `ViTForImageClassification` with the adapter merged into its weights.
 
-    Of families without a classifier the encoder with the adapter in its weights, and the head.
+    For families without a classifier, write the merged encoder and the head.
     """
     backbone = backbone_of(personal)
     if backbone.has_classifier:
@@ -101,7 +101,7 @@ def write_merged(personal: PersonalModel, folder: Path) -> None:
 
 @torch.no_grad()
 def merged_classifier(personal: PersonalModel) -> ViTForImageClassification:
-    """The personal model as one module of transformers, on the CPU."""
+    """The personal model as one transformers module, on the CPU."""
     model, backbone = personal.model, backbone_of(personal)
     refuse_without_classifier(backbone)
     vit = backbone.model
@@ -129,14 +129,14 @@ def merged_classifier(personal: PersonalModel) -> ViTForImageClassification:
 
 
 def backbone_of(personal: PersonalModel) -> Backbone:
-    """The image encoder under a personal model."""
+    """The image encoder of a personal model."""
     encoder = personal.model.encoder
     assert isinstance(encoder, Backbone)
     return encoder
 
 
 def refuse_without_classifier(backbone: Backbone) -> None:
-    """Refuse what `ViTForImageClassification` does not compute."""
+    """Refuse a backbone that `ViTForImageClassification` does not support."""
     if not backbone.has_classifier:
         raise InputError(
             f"transformers has no classifier on the features of {backbone.family.title} (backbone "
@@ -146,7 +146,7 @@ def refuse_without_classifier(backbone: Backbone) -> None:
 
 
 def refuse_registers(backbone: Backbone) -> None:
-    """transformers' ViT has none: such a backbone is of use through this package alone."""
+    """Refuse registers, which transformers' ViT does not support."""
     if backbone.has_classifier and REGISTERS in backbone.model.state_dict():
         raise InputError(
             f"backbone {backbone.name!r} has registers, which transformers' ViT does not know: its "

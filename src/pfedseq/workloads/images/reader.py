@@ -1,4 +1,4 @@
-"""From an image file to a backbone's input, and back to the backbone that a saved model names."""
+"""Reads image files as a backbone's input, and finds the backbone of a saved model."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class ImageReader:
     unit: ClassVar[str] = "image"
     encoder: Backbone
     window: Window | None = None
-    """What becomes black and white in grey images of more than 8 bits."""
+    """The values mapped to black and white in grey images of more than 8 bits."""
 
     def read(self, raw: Raw) -> NDArray[np.uint8]:
-        """A file, or pixels of any size, as (3, S, S); refuses what is not an image."""
+        """A file, or pixels of any size, as (3, S, S); refuses anything that is not an image."""
         return decode(raw, self.encoder.image_size, self.window).pixels
 
     def inputs(self, examples: Sequence[Pixels], device: torch.device) -> Tensor:
-        """(B, 3, S, S), normalised; of (3, S, S) each, uint8 or floats from 0 (black) to 1."""
+        """(B, 3, S, S), normalised, of images (3, S, S) of uint8 or floats from 0 (black) to 1."""
         raw = torch.from_numpy(in_bytes_range(examples, self.encoder.image_size)).to(device)
         return normalise(raw, self.encoder.mean, self.encoder.std)
 
     def save(self, folder: Path) -> None:
-        """How images become inputs, as transformers' image processors read it."""
+        """Write the preprocessing options for transformers' image processors."""
         write_processor(folder, self.encoder)
 
     def about(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class ImageReader:
         return {"window": self.window}
 
     def backbone(self, base: str | None) -> dict[str, Any]:
-        """Its name; the number of heads where a weights file cannot tell it."""
+        """The backbone's name, and its number of heads if its file does not reveal it."""
         backbone = self.encoder
         return {"name": base or backbone.name, "num_heads": None if base else backbone.num_heads}
 
@@ -69,7 +69,7 @@ def in_bytes_range(images: Sequence[Pixels], side: int) -> Pixels:
     if stacked.shape[1:] != (3, side, side):
         raise InputError(
             f"images of shape {stacked.shape[1:]} were given where (3, {side}, {side}) is needed: "
-            "`read` makes that of a file or of pixels of any size"
+            "use `read` to convert a file, or pixels of any size"
         )
     if stacked.dtype == np.uint8:
         return stacked
@@ -84,7 +84,7 @@ def in_bytes_range(images: Sequence[Pixels], side: int) -> Pixels:
 
 
 def write_processor(folder: Path, backbone: Backbone) -> None:
-    """How images become inputs, as transformers' `ViTImageProcessor` reads it."""
+    """Write the preprocessing options for transformers' `ViTImageProcessor`."""
     side = backbone.image_size
     settings = {
         "image_processor_type": "ViTImageProcessor",
@@ -103,7 +103,7 @@ def write_processor(folder: Path, backbone: Backbone) -> None:
 
 @dataclass(frozen=True)
 class AskedBackbone:
-    """The backbone that a folder names; None is for what the backbone itself says.
+    """The backbone that a folder names; options that are None follow the backbone.
 
     Implements `personal.Asked`.
     """
@@ -116,7 +116,7 @@ class AskedBackbone:
     window: Window | None = None
 
     def fits(self, encoder: Encoder) -> bool:
-        """Whether a loaded backbone is the one that is meant."""
+        """Whether a loaded backbone is the requested one."""
         return (
             isinstance(encoder, Backbone)
             and encoder.name == self.name
@@ -133,11 +133,11 @@ class AskedBackbone:
         )
 
     def completed(self, config: Config) -> AskedBackbone:
-        """For the config's size where the folder names none."""
+        """With the config's image size, if the folder names none."""
         return replace(self, image_size=self.image_size or config.data.image_size)
 
     def options(self, encoder: Encoder) -> dict[str, dict[str, Any]]:
-        """The backbone, its normalisation and the size of images."""
+        """The options for the backbone, its normalisation and the image size."""
         assert isinstance(encoder, Backbone)
         model = {"backbone": self.name, "mean": encoder.mean, "std": encoder.std}
         return {
@@ -146,18 +146,18 @@ class AskedBackbone:
         }
 
     def reader(self, encoder: Encoder) -> ImageReader:
-        """With the window that the folder names."""
+        """A reader with the folder's window."""
         assert isinstance(encoder, Backbone)
         return ImageReader(encoder, self.window)
 
 
 def asked_backbone(folder: Path, name: str, about: Mapping[str, Any]) -> AskedBackbone:
-    """The backbone of that name as the files of a folder want it."""
+    """The backbone of that name, with the settings in a folder's files."""
     processor, named = read_object(folder / PROCESSOR_FILE) or {}, about.get("backbone", {})
     size, window = processor.get("size", {}), about.get("window")
     side = size.get("height") if isinstance(size, dict) else size
     if side is not None and not (isinstance(side, int) and 1 <= side <= LARGEST_SIDE):
-        raise InputError(f"{folder / PROCESSOR_FILE} asks for images of {side} pixels a side")
+        raise InputError(f"{folder / PROCESSOR_FILE} has the invalid image size {side}")
     return AskedBackbone(
         name,
         named.get("num_heads"),

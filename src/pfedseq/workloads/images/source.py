@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pfedseq.workloads.images.variation import Variation
 
 SKETCH_SIZE = 32
-"""Pixels per side of what `sketches` gives."""
+"""Pixels per side of the result of `sketches`."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class ImageSource:
     std: tuple[float, ...]
     device: torch.device
     tokens: Callable[[NDArray], Tensor] | None = None  # type: ignore[type-arg]
-    """What the frozen layers below the first adapter make of images, where there are such."""
+    """Reads the stored outputs of the frozen layers below the first adapter; None if not stored."""
     variation: Variation | None = None
-    """How training images are changed, where they are."""
+    """The augmentation of training images; None if there is none."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -44,13 +44,13 @@ class ImageSource:
         return self.images.class_names
 
     def inputs(self, indices: NDArray) -> Tensor:  # type: ignore[type-arg]
-        """What the adapted model starts from: tokens (B, T, F), or pixels (B, 3, S, S)."""
+        """The adapted model's inputs: tokens (B, T, F), or pixels (B, 3, S, S)."""
         if self.tokens is None:
             return self.pixels(indices)
         return self.tokens(indices).to(self.device, torch.float32)
 
     def training_inputs(self, indices: NDArray, stream: int) -> Tensor:  # type: ignore[type-arg]
-        """The same of images that are augmented as `stream` says; as they are, if none are."""
+        """The inputs of images augmented by the random `stream`, if augmentation is on."""
         if self.variation is None:
             return self.inputs(indices)
         return self.variation.inputs(self, indices, stream)
@@ -77,7 +77,7 @@ def with_tokens(
     store: Path | None,
     report: Report | None = None,
 ) -> ImageSource:
-    """A source that has the tokens of all the clients' images ready, under `store` or the cache."""
+    """A source with the tokens of all clients' images computed, in `store` or the cache."""
     prefix, images = Prefix(tower, source.pixels, source.device), source.images
     facts = (source.mean, source.std)
     kept = Kept(images.name, len(images.labels), images.fingerprint, facts)

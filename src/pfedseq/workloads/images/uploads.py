@@ -1,4 +1,4 @@
-"""What a stranger sends as an image: held to a size and to known formats before it is decoded."""
+"""Checks the size and format of an uploaded image before it is decoded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from PIL import Image
 from pfedseq.workloads.uploads import Refused
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
-"""Pillow reads more, some of them by starting other programs."""
+"""Accepted formats; Pillow reads more, some of them by starting other programs."""
 MOST_PIXELS = 50_000_000
 
 
 def check_image(content: bytes) -> int:
-    """The number of its pixels; refuses by the header what is no image, or is too large."""
+    """The number of pixels, from the header; refuses other content and too large images."""
     if not content:
         raise Refused(400, "the request has no image: send its bytes as the body")
     try:
@@ -28,7 +28,9 @@ def check_image(content: bytes) -> int:
             413, f"the image has too many pixels: send one of at most {MOST_PIXELS:,}"
         ) from None
     except Exception as problem:  # Pillow's openers raise many kinds
-        raise Refused(415, f"the body is no image that is known here ({_kinds()})") from problem
+        raise Refused(
+            415, f"the body is not an image in a supported format ({_kinds()})"
+        ) from problem
     if width * height > MOST_PIXELS:
         raise Refused(
             413, f"the image has {width} × {height} pixels: send one of at most {MOST_PIXELS:,}"

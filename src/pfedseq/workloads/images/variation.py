@@ -1,4 +1,4 @@
-"""Training images, changed: anew in every round, or in a few ways whose tokens are kept."""
+"""Augmented training images: new ones in every round, or a few views with stored tokens."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Variation:
-    """What becomes of an image: a function of its number and of what it is drawn from alone."""
+    """The augmentation of an image, a function of only its index and the random stream."""
 
     names: tuple[str, ...]
     seed: int
     layers: Callable[[Tensor], Tensor] | None = None
-    """The frozen layers below the first adapter, where they are run on each new image."""
+    """The frozen layers below the first adapter, if they are run on every new image."""
     views: int = 0
-    """How many ways each image is changed in; 0: another one in every round."""
+    """The number of augmented views per image; 0 draws a new one in every round."""
     tokens: Callable[[Indices], Tensor] | None = None
-    """What the frozen layers make of view v of image i, by i · views + v."""
+    """Reads the frozen layers' outputs for view v of image i, by index i · views + v."""
 
     def inputs(self, source: ImageSource, indices: Indices, stream: int) -> Tensor:
-        """What the adapted model starts from in a client's round, which `stream` stands for."""
+        """The adapted model's inputs in a client's round, which `stream` identifies."""
         if self.tokens is not None:
             drawn = [derive_seed(stream, int(i)) % self.views for i in indices]
             return self.tokens(indices * self.views + drawn).to(source.device, torch.float32)
@@ -44,7 +44,7 @@ class Variation:
         return pixels if self.layers is None else self.layers(pixels)
 
     def through(self, prefix: Part) -> Variation:
-        """The same with frozen layers that are run on each new image, by itself as all tokens."""
+        """This augmentation, followed by the frozen layers for each new image on its own."""
 
         @torch.no_grad()
         def layers(pixels: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Variation:
         storage: Storage,
         store: Path | None,
     ) -> Variation:
-        """The same with the tokens of so many views of every training image ready."""
+        """This augmentation with the tokens of `views` views per training image computed."""
 
         def read(places: Indices) -> Tensor:
             pairs = [divmod(int(place), views) for place in places]
@@ -86,7 +86,7 @@ class Variation:
     def _pixels(
         self, source: ImageSource, wanted: Sequence[tuple[int, tuple[str | int, ...]]]
     ) -> Tensor:
-        """(B, 3, S, S), normalised; augmented on the processor, so that devices agree."""
+        """(B, 3, S, S), normalised; augmented on the CPU, so that all devices agree."""
         raw = [
             augmented(
                 torch.from_numpy(np.array(source.images.images[i])), self.names, self.seed, *stream

@@ -34,13 +34,13 @@ class ImageWorkload(Workload):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuse a size that the backbone's patches do not divide."""
+        """Refuse an image size that the backbone's patches do not divide."""
         cls.check_headline(config)
         check_image_size(config.model.backbone, config.data.side)
 
     @classmethod
     def agreed(cls, data: DataConfig) -> dict[str, Any]:
-        """Image size that all sites share."""
+        """The image size, which all sites share."""
         return {"image_size": data.side}
 
     @classmethod
@@ -64,15 +64,15 @@ class ImageWorkload(Workload):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed about a bare weights file."""
+        """The backbone's note, such as an assumption about a bare weights file."""
         return (self.backbone.note,) if self.backbone.note else ()
 
     def facts(self) -> dict[str, Any]:
-        """Normalisation of the inputs, which a checkpoint must agree with."""
+        """The normalisation of the inputs, which must match a checkpoint's."""
         return {"mean": self.backbone.mean, "std": self.backbone.std}
 
     def examples(self, data: FederatedData, report: Report | None = None) -> ImageSource:
-        """Pixels, or tokens out of the frozen layers; those that are not there yet are computed."""
+        """Pixels, or tokens of the frozen layers, computed if missing."""
         images = _images(data.examples)
         source = ImageSource(images, self.backbone.mean, self.backbone.std, self.model.device)
         prefix, training = self.model.prefix, self.config.training
@@ -86,21 +86,21 @@ class ImageWorkload(Workload):
     def _variation(
         self, source: ImageSource, data: FederatedData, report: Report | None
     ) -> Variation:
-        """How training images are augmented; with frozen layers in `training.views` ways each."""
+        """The augmentation of training images; with frozen layers, `training.views` per image."""
         prefix, training, section = self.model.prefix, self.config.training, self.config.model
         varied = Variation(training.augment, self.config.run.seed)
         if prefix is None or section.tokens == "none":
             if training.views is not None:
                 raise InputError(
-                    "training.views keeps tokens of the frozen layers below the first adapter, and "
-                    "here are none to keep: leave it out, and each image is augmented anew in "
+                    "training.views stores tokens of the frozen layers below the first adapter, "
+                    "but there are no such layers: remove it, and each image is augmented anew in "
                     "every round"
                 )
             return varied if prefix is None else varied.through(prefix)
         if training.views is None:
             raise InputError(
-                "training.augment changes images, and the tokens of the frozen layers below the "
-                "first adapter are kept of each image as it is: set training.views = 4 to keep "
+                "training.augment changes images, but the stored tokens of the frozen layers below "
+                "the first adapter belong to unchanged images: set training.views = 4 to store "
                 "tokens of four augmented views of each image, adapter.layers = 'all', or "
                 "model.tokens = 'none' to run the frozen layers in every round"
             )
@@ -109,7 +109,7 @@ class ImageWorkload(Workload):
         )
 
     def copy(self, data: FederatedData, examples: Examples, device: torch.device) -> Copy:
-        """Tokens that are kept are read by all devices."""
+        """The model on another device; stored tokens are shared by all devices."""
         assert isinstance(examples, ImageSource)
         there = replace(self, model=self.model.on(device))
         if self.model.prefix is not None and self.config.model.tokens == "none":
@@ -117,18 +117,18 @@ class ImageWorkload(Workload):
         return Copy(there.model, replace(examples, device=device))
 
     def auxiliary(self, threads: int = 1) -> AuxiliaryExamples:
-        """Images that are enlarged to the backbone's size when they are read, if smaller."""
+        """The auxiliary images; smaller ones are enlarged to the backbone's size when read."""
         size, seed = self.config.data.side, self.config.run.seed
         images = load_auxiliary(self.config.auxiliary, size, seed)
         source = ImageSource(images, self.backbone.mean, self.backbone.std, self.model.device)
         return auxiliary_images(self.model, source, size, seed, threads)
 
     def reader(self, examples: ExampleSet) -> ImageReader:
-        """Decodes with the window of the training images."""
+        """A reader with the intensity window of the training images."""
         return ImageReader(self.backbone, _images(examples).window)
 
 
 def _images(examples: ExampleSet) -> ImageSet:
     if not isinstance(examples, ImageSet):
-        raise InputError(f"{examples.name} has {examples.unit}s, and images are expected")
+        raise InputError(f"{examples.name} has {examples.unit}s, but images are expected")
     return examples

@@ -51,11 +51,11 @@ class TextKind:
     }
 
     def asked(self, folder: Path, name: str, about: Mapping[str, Any]) -> AskedTextEncoder:
-        """With the length and the pooling that the folder names."""
+        """The encoder of a saved folder, with the folder's length and pooling."""
         return asked_backbone(folder, name, about)
 
     def find(self, named: Sequence[str]) -> list[Found]:
-        """Texts themselves, .txt files, and folders of them."""
+        """Texts from arguments, .txt files, and folders of .txt files."""
         return find_texts(named)
 
     def labelled(self, path: Path) -> LabelledTexts:
@@ -65,7 +65,7 @@ class TextKind:
     def prepared(
         self, examples: ExampleSet, indices: NDArray[np.int64], personal: PersonalModel
     ) -> Iterator[Example]:
-        """Cut into tokens one by one."""
+        """A run's texts as tokens."""
         assert isinstance(examples, TextSet)
         return (personal.read((f"text {i}", examples.texts[i])) for i in indices.tolist())
 
@@ -80,7 +80,7 @@ class TextKind:
         return score_classes(personal, examples, labels, report)
 
     def upload(self, content: bytes, content_type: str) -> Upload:
-        """The text of a plain body, or of a JSON object."""
+        """The text in a plain body or a JSON object."""
         if content_type and not content_type.startswith(self.bodies):
             raise Refused(
                 415, f"send the text as text/plain, or as application/json, not {content_type}"
@@ -90,7 +90,7 @@ class TextKind:
             if content_type.startswith("application/json"):
                 text = json.loads(text)["text"]
         except (UnicodeDecodeError, ValueError, KeyError, TypeError) as problem:
-            raise Refused(400, 'the body is no text in UTF-8, or no {"text": "…"}') from problem
+            raise Refused(400, 'the body must be UTF-8 text or {"text": "…"}') from problem
         if not isinstance(text, str) or not text.strip():
             raise Refused(400, "the request has no text: send it as the body")
         return Upload(text)
@@ -100,12 +100,12 @@ class TextKind:
         encoder = _encoder(personal.model.encoder)
         if encoder.tokenizer is None:
             raise InputError(
-                f"backbone {encoder.name!r} has random weights and no tokenizer: it is for trying "
-                "things out, and is not exported"
+                f"backbone {encoder.name!r} has random weights and no tokenizer: it is for tests "
+                "only and cannot be exported"
             )
 
     def complete(self, personal: PersonalModel, folder: Path) -> None:
-        """The head, which PEFT has no place for in a model without one."""
+        """Write the head, which PEFT's files cannot contain for a model without one."""
         write_head(personal, folder)
 
     def is_published(self, encoder: Encoder) -> bool:
@@ -131,7 +131,7 @@ class TextKind:
     def card(
         self, personal: PersonalModel, backbone: str, class_names: str, folder: str
     ) -> ExportCard:
-        """For a text encoder of any family."""
+        """The card of a text encoder of any family."""
         encoder = _encoder(personal.model.encoder)
         code = published.usage(personal, backbone, class_names, folder)
         title = encoder.family.title
@@ -145,7 +145,7 @@ class TextKind:
 
 
 class LabelledTexts:
-    """Texts that somebody has labelled."""
+    """The user's labelled texts."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -154,7 +154,7 @@ class LabelledTexts:
         self.path, self.texts = path, load_texts(DataConfig.model_validate(given))
 
     def labels(self, class_names: Sequence[str]) -> NDArray[np.int64]:
-        """(n,) in the numbering of `class_names`; refuses classes that are not among them."""
+        """(n,) indices into `class_names`; refuses other classes."""
         known = {name: number for number, name in enumerate(class_names)}
         if unknown := [name for name in self.texts.class_names if name not in known]:
             raise InputError(

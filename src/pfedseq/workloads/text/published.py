@@ -1,4 +1,4 @@
-"""Plain transformers checkpoints of text encoders, and code that loads an export without us."""
+"""Plain transformers checkpoints of text encoders, and code that loads them without pfedseq."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _POOLED = {
 
 
 def usage(personal: PersonalModel, backbone: str, class_names: str, folder: str) -> str:
-    """Python that predicts with transformers and PEFT alone."""
+    """Python code that predicts with only transformers and PEFT."""
     about = personal.reader.about()
     return _USE.format(
         folder=folder,
@@ -57,7 +57,7 @@ def usage(personal: PersonalModel, backbone: str, class_names: str, folder: str)
 
 
 def write_backbone(encoder: TextEncoder, folder: Path) -> None:
-    """A text encoder with its tokenizer as `AutoModel` and `AutoTokenizer` read it."""
+    """Write a text encoder and its tokenizer for `AutoModel` and `AutoTokenizer`."""
     write_whole(folder, lambda place: _save(encoder.model, encoder, place))
 
 
@@ -71,7 +71,7 @@ def same_backbone(encoder: TextEncoder, folder: Path) -> bool:
 
 
 def write_merged(personal: PersonalModel, folder: Path) -> None:
-    """The encoder with the adapter in its weights, its tokenizer, and the head beside."""
+    """Write the encoder with the adapter merged, its tokenizer, and the head."""
     encoder = personal.model.encoder
     assert isinstance(encoder, TextEncoder)
     model = merged_encoder(personal, encoder.model)

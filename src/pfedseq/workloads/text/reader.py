@@ -1,4 +1,4 @@
-"""From a text to token numbers, and back to the backbone that a saved model names."""
+"""Reads texts as token numbers, and finds the backbone of a saved model."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class TextReader:
         return numbers
 
     def inputs(self, examples: Sequence[NDArray[np.int64]], device: torch.device) -> Tensor:
-        """(B, T): no longer than the longest text."""
+        """(B, T), where T is the length of the longest text."""
         return torch.from_numpy(trimmed(np.stack(examples), self.encoder.padding)).to(device)
 
     def save(self, folder: Path) -> None:
-        """Nothing: the tokenizer lies with the backbone."""
+        """Do nothing: the tokenizer is stored with the backbone."""
 
     def about(self) -> dict[str, Any]:
-        """That it reads texts, how much of each, and how its tokens become a feature."""
+        """The unit, the maximum length and the pooling."""
         pooling = self.encoder.pooling
         return {"unit": self.unit, "max_tokens": self.max_tokens, "pooling": pooling}
 
     def backbone(self, base: str | None) -> dict[str, Any]:
-        """Name of the backbone."""
+        """The name of the backbone."""
         return {"name": base or self.encoder.name}
 
 
@@ -70,7 +70,7 @@ class AskedTextEncoder:
     pooling: Pooling | None
 
     def fits(self, encoder: Encoder) -> bool:
-        """Whether a loaded encoder is the one that is meant."""
+        """Whether a loaded encoder is the requested one."""
         return (
             isinstance(encoder, TextEncoder)
             and encoder.name == self.name
@@ -82,11 +82,11 @@ class AskedTextEncoder:
         return load_text_encoder(self.name, self.pooling)
 
     def completed(self, config: Config) -> AskedTextEncoder:
-        """As it is: a folder says all of it."""
+        """Unchanged, since a folder specifies everything."""
         return self
 
     def options(self, encoder: Encoder) -> dict[str, dict[str, Any]]:
-        """The backbone and how much of a text it reads."""
+        """The options for the backbone and the length of texts."""
         assert isinstance(encoder, TextEncoder)
         return {
             "model": {"backbone": self.name, "pooling": encoder.pooling},
@@ -94,13 +94,13 @@ class AskedTextEncoder:
         }
 
     def reader(self, encoder: Encoder) -> TextReader:
-        """As many tokens as in training."""
+        """A reader with the length used in training."""
         assert isinstance(encoder, TextEncoder)
         return TextReader(encoder, self.max_tokens)
 
 
 def asked_backbone(folder: Path, name: str, about: Mapping[str, Any]) -> AskedTextEncoder:
-    """The encoder of that name as the files of a folder want it."""
+    """The encoder of that name, with the settings in a folder's files."""
     length = about["max_tokens"]
     if not isinstance(length, int) or not 1 <= length <= MOST_TOKENS:
         raise InputError(f"{folder} asks for texts of {length!r} tokens")

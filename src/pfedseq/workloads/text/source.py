@@ -30,19 +30,19 @@ class TextSource:
     """Token numbers and labels by index; implements `task.Examples`."""
 
     texts: TextSet | None
-    """None where nobody asks for labels."""
+    """None if labels are not needed."""
     tokens: NDArray[np.int64]
     """(n, T)."""
     encoder: TextEncoder
     device: torch.device
     kept: Callable[[NDArray[np.int64]], Tensor] | None = None
-    """What the frozen layers below the first adapter make of texts, where there are such."""
+    """Reads the stored outputs of the frozen layers below the first adapter; None if not stored."""
 
     @classmethod
     def of(
         cls, texts: TextSet, encoder: TextEncoder, max_tokens: int, device: torch.device
     ) -> TextSource:
-        """Every text in tokens, at most `max_tokens` of them."""
+        """All texts as tokens, truncated to `max_tokens`."""
         longest = encoder.most_tokens
         if max_tokens > longest:
             raise InputError(
@@ -57,9 +57,9 @@ class TextSource:
         return () if self.texts is None else self.texts.class_names
 
     def inputs(self, indices: NDArray[np.int64]) -> Tensor:
-        """Token numbers (B, T), or what the frozen layers make of them (B, T, F + 1).
+        """Token numbers (B, T), or the frozen layers' outputs (B, T, F + 1).
 
-        They are no longer than the batch's longest text.
+        T is the length of the batch's longest text.
         """
         rows = trimmed(self.tokens[indices], self.encoder.padding)
         if self.kept is None:
@@ -68,11 +68,11 @@ class TextSource:
         return kept.to(self.device, torch.float32)
 
     def numbers(self, indices: NDArray[np.int64]) -> Tensor:
-        """(B, max_tokens): token numbers with all their padding."""
+        """(B, max_tokens): token numbers with full padding."""
         return torch.from_numpy(self.tokens[indices]).to(self.device)
 
     def training_inputs(self, indices: NDArray[np.int64], stream: int) -> Tensor:
-        """As they are: texts are not augmented."""
+        """The same as `inputs`, since texts are not augmented."""
         return self.inputs(indices)
 
     def labels(self, indices: NDArray[np.int64]) -> Tensor:
@@ -81,7 +81,7 @@ class TextSource:
         return torch.from_numpy(self.texts.labels[indices]).to(self.device)
 
     def sketches(self, indices: NDArray[np.int64]) -> Tensor:
-        """The mean (B, F) of the words' frozen embeddings, which have a deviation of 1."""
+        """The mean (B, F) of the frozen word embeddings, scaled to a standard deviation of 1."""
         return self.encoder.embedded(self.numbers(indices))
 
 
@@ -93,7 +93,7 @@ def with_tokens(
     store: Path | None,
     report: Report | None = None,
 ) -> TextSource:
-    """A source that has what the frozen layers make of all the clients' texts ready."""
+    """A source with the outputs of the frozen layers for all clients' texts computed."""
     texts = source.texts
     assert texts is not None
     facts = (source.tokens.shape[1], hashlib.sha256(source.tokens.tobytes()).hexdigest())
@@ -105,7 +105,7 @@ def with_tokens(
 def auxiliary_tokens(
     encoder: TextEncoder, config: AuxiliaryConfig, length: int, seed: int
 ) -> NDArray[np.int64]:
-    """Token numbers (n, T) of texts that nobody reads the labels of: a data set's, or random."""
+    """Token numbers (n, T) of unlabelled texts: a data set's, or random ones."""
     if config.name == "generated":
         shape = (config.num_images or GENERATED_TEXTS, length)
         vocabulary = int(encoder.config.vocab_size)

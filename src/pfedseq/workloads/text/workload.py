@@ -34,15 +34,15 @@ class TextWorkload(Workload):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuse a backbone that is known to read images, and what is done to images alone."""
+        """Refuse a backbone known to read images, and options that only apply to images."""
         cls.check_headline(config)
         check_reads_texts(config.model.backbone)
         if config.training.augment:
-            raise InputError("training.augment is for images: leave it out for texts")
+            raise InputError("training.augment only applies to images: remove it for texts")
 
     @classmethod
     def agreed(cls, data: DataConfig) -> dict[str, Any]:
-        """How much of a text is read."""
+        """The maximum length of texts, which all sites share."""
         return {"max_tokens": data.max_tokens}
 
     @classmethod
@@ -59,18 +59,18 @@ class TextWorkload(Workload):
 
     @property
     def sketch_shape(self) -> tuple[int, ...]:
-        """As long as a word's embedding."""
+        """The length of a word embedding."""
         return (self.encoder.embedding_dim,)
 
     def facts(self) -> dict[str, Any]:
-        """How tokens become a feature, which a checkpoint must agree with."""
+        """The pooling, which must match a checkpoint's."""
         return {"pooling": self.encoder.pooling}
 
     def examples(self, data: FederatedData, report: Report | None = None) -> TextSource:
-        """Token numbers, or what the frozen layers make of them, computed where it is kept."""
+        """Token numbers, or the outputs of the frozen layers, computed if missing."""
         texts, length = data.examples, self.config.data.max_tokens
         if not isinstance(texts, TextSet):
-            raise InputError(f"{texts.name} has {texts.unit}s, and texts are expected")
+            raise InputError(f"{texts.name} has {texts.unit}s, but texts are expected")
         source = TextSource.of(texts, self.encoder, length, self.model.device)
         if self.model.prefix is None:
             return source
@@ -78,7 +78,7 @@ class TextWorkload(Workload):
         return with_tokens(source, self.model.prefix, data.clients, section.tokens, store, report)
 
     def copy(self, data: FederatedData, examples: Examples, device: torch.device) -> Copy:
-        """What is kept is read by all devices."""
+        """The model on another device; stored outputs are shared by all devices."""
         assert isinstance(examples, TextSource)
         there = replace(self, model=self.model.on(device))
         if self.model.prefix is not None and self.config.model.tokens == "none":
@@ -86,7 +86,7 @@ class TextWorkload(Workload):
         return Copy(there.model, replace(examples, device=device))
 
     def auxiliary(self, threads: int = 1) -> AuxiliaryExamples:
-        """A data set's texts, or tokens drawn at random."""
+        """The auxiliary texts: a data set's, or random tokens."""
         seed, length = self.config.run.seed, self.config.data.max_tokens
         tokens = auxiliary_tokens(self.encoder, self.config.auxiliary, length, seed)
         source = TextSource(None, tokens, self.encoder, self.model.device)

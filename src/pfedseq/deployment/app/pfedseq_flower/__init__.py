@@ -1,1 +1,1 @@
-"""pfedseq as a Flower app; all that it does is in the installed package."""
+"""pfedseq as a Flower app; its code is in the installed package."""

@@ -1,4 +1,4 @@
-"""A site's half: every message is answered from the site's own folder."""
+"""The client app: every message is answered from the site's own folder."""
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -10,7 +10,7 @@ app = ClientApp()
 @app.evaluate()
 @app.query()
 def answer(message: Message, context: Context) -> Message:
-    """One message, one client."""
+    """The site's reply to a message."""
     from pfedseq.deployment.site_app import answered
 
     content = answered(message.content, context.node_config, context.run_config)

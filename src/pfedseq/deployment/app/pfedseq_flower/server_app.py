@@ -1,4 +1,4 @@
-"""The server's half: our round loop over Flower's Grid."""
+"""The server app: pfedseq's round loop over Flower's Grid."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run, or continue, what the run config names."""
+    """Start or continue the run that the run config names."""
     from pfedseq.deployment.server import serve
 
     config, out = (str(context.run_config[key]) for key in ("config", "out"))
     if not out:
-        raise SystemExit("pfedseq: give the folder for the results: --run-config 'out=\"/folder\"'")
+        raise SystemExit("pfedseq: set the folder for the results: --run-config 'out=\"/folder\"'")
     accept = [name for name in str(context.run_config.get("accept", "")).split(",") if name]
     serve(
         grid,

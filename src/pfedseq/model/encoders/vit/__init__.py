@@ -1,1 +1,1 @@
-"""Vision Transformers as transformers calls them `vit`, with all fast paths."""
+"""Vision Transformers of transformers' `model_type` `vit`, with all optimisations."""

@@ -1,4 +1,4 @@
-"""A ViT's last block for its class token alone: the head reads no other."""
+"""A ViT's last block for the class token only, the one token that the head reads."""
 
 from typing import Any
 
@@ -9,22 +9,22 @@ from transformers.models.vit.modeling_vit import ViTLayer
 
 
 class ClassTokenBlock(nn.Module):
-    """A transformer block (B, tokens, F) ↦ (B, 1, F): what it would have made of the first token.
+    """A transformer block (B, tokens, F) ↦ (B, 1, F): its output for the first token.
 
-    All tokens still give keys and values. Query, output projection and MLP, most of a block's
-    work, run on one token, and so do their gradients; the numbers are those of the whole block.
+    All tokens still provide keys and values. Query, output projection and MLP, most of a block's
+    work, run on one token, as do their gradients; the result equals the full block's.
     """
 
     def __init__(self, block: ViTLayer) -> None:
         super().__init__()
-        # Under the block's own names, so that weights and adapters keep theirs.
+        # With the block's attribute names, so that weights and adapters keep theirs.
         self.attention, self.mlp = block.attention, block.mlp
         self.layernorm_before, self.layernorm_after = block.layernorm_before, block.layernorm_after
 
     def forward(self, tokens: Tensor, *_: Any, **__: Any) -> Tensor:
         """Pre-normalised attention and MLP, each added to its input; in eval mode, so no dropout.
 
-        transformers also passes a mask, which a ViT has none of, and options of its outputs.
+        transformers also passes a mask, which a ViT does not use, and output options.
         """
         normed = self.layernorm_before(tokens)
         attention = self.attention

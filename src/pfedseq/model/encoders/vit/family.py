@@ -1,4 +1,4 @@
-"""ViT as transformers calls it, with all fast paths; DeiT and DINO version 1 are such, too."""
+"""ViT (`model_type` `vit`) with all optimisations; includes DeiT and the first DINO."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pfedseq.model.layout import AdapterLayout
 
 
 class VitFamily(Family):
-    """The last block runs on the class token alone, and stacked passes know bfloat16."""
+    """ViT: the last block runs on the class token only, and stacked passes support bfloat16."""
 
     def towers(
         self,
@@ -45,16 +45,16 @@ class VitFamily(Family):
         depth: int,
         precision: torch.dtype | None,
     ) -> StackedTower:
-        """Several clients' features in one pass, in any precision."""
+        """A function for several clients' features in one pass, in any precision."""
         assert isinstance(plain, Tower)
         return StackedTower(plain, adapter, layout, depth, precision)
 
     def checksum(self, whole: Part) -> str:
-        """Of the blocks under a ViT's own names."""
+        """The checksum of the blocks, with a ViT's own parameter names."""
         return Tower(whole.get_submodule("model"), 0, whole.num_layers).checksum()
 
     def published_name(self, name: str) -> str:
-        """Within `ViTForImageClassification`."""
+        """The name of a tower's parameter in `ViTForImageClassification`."""
         return f"vit.{name}"
 
 

@@ -1,4 +1,4 @@
-"""What timm and the original augreg release call the tensors of a ViT, and in which layout."""
+"""Names and layouts of a ViT's tensors in timm and in the original augreg release."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +8,7 @@ from math import isqrt
 from torch import Tensor, cat, zeros_like
 
 REGISTERS = "embeddings.register_tokens"
-"""Where a model of `pfedseq.model.encoders.vit.registers` keeps DINOv2's registers."""
+"""The name of DINOv2's registers in a model of `pfedseq.model.encoders.vit.registers`."""
 
 Convert = Callable[[Tensor], tuple[Tensor, ...]]
 
@@ -33,10 +33,10 @@ class Naming(ABC):
     patch_kernel: str
     positions: str
     query_bias: str
-    """Absent where queries, keys and values have no biases."""
+    """Absent if queries, keys and values have no biases."""
     mlp_bias: str
     head: tuple[str, ...]
-    """Prefixes of what only pretraining used (heads, DINOv2's mask token), which is dropped."""
+    """Prefixes of tensors used in pretraining only (heads, DINOv2's mask token), dropped here."""
 
     @abstractmethod
     def as_conv_weight(self, patch_kernel: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Naming(ABC):
 
     @abstractmethod
     def num_heads(self, tensors: Mapping[str, Tensor]) -> int | None:
-        """The number of attention heads, where shapes show it."""
+        """The number of attention heads, if the shapes reveal it."""
 
     @abstractmethod
     def entries(self, depth: int, qkv_bias: bool) -> list[WeightRule]:
@@ -185,7 +185,7 @@ class _Augreg(Naming):
 def take_registers(tensors: dict[str, Tensor]) -> Tensor | None:
     """Take DINOv2's registers (1, R, width) out of a file's tensors, if it has any.
 
-    timm calls them `reg_token`, and has no position for the class token then: that is a zero.
+    timm calls them `reg_token` and then has no position for the class token, which becomes zero.
     """
     registers = tensors.pop("register_tokens", None)
     if registers is None and "reg_token" in tensors:
@@ -197,7 +197,7 @@ def take_registers(tensors: dict[str, Tensor]) -> Tensor | None:
 
 
 def add_class_position(tensors: dict[str, Tensor]) -> None:
-    """Give DeiT III's class token, which has no position of its own, a zero."""
+    """Add a zero position for DeiT III's class token, which has none."""
     positions = tensors.get("pos_embed")
     if positions is None or "cls_token" not in tensors or positions.ndim != 3:
         return
@@ -214,11 +214,11 @@ OTHER_ARCHITECTURES = (
     ("blocks.0.attn.q_bias", "BEiT", "microsoft/beit-base-patch16-224"),
     ("blocks.0.gamma_1", "DINOv3", "facebook/dinov3-vitb16-pretrain-lvd1689m"),
 )
-"""(what a tensor's name begins with, the architecture that it tells, what is read instead)."""
+"""(prefix of a tensor's name, the architecture it indicates, a checkpoint to read instead)."""
 
 
 def other_architecture(tensors: Iterable[str]) -> str:
-    """What a file in timm's naming is that is no plain ViT, and what to do; '' where unknown."""
+    """The architecture of a timm file that is not a plain ViT, with advice; '' if unknown."""
     names = list(tensors)
     for sign, title, instead in OTHER_ARCHITECTURES:
         if any(name.startswith(sign) for name in names):
@@ -230,7 +230,7 @@ def other_architecture(tensors: Iterable[str]) -> str:
 def fold_layer_scale(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """DINOv2's x + γ · (W y + b) as the plain x + W' y + b', with W' = diag(γ) W and b' = γ · b.
 
-    Only a γ whose shape fits is folded in; what is left over is refused as any unknown tensor.
+    Only a γ of matching shape is folded in; any other is refused later as an unknown tensor.
     """
     folded = dict(tensors)
     for key, scale in tensors.items():

@@ -9,7 +9,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings
 
 
 class EmbeddingsWithRegisters(ViTEmbeddings):  # type: ignore[misc]
-    """A ViT's embeddings with R more tokens between the class token and the patches."""
+    """A ViT's embeddings with R additional tokens between the class token and the patches."""
 
     def __init__(self, config: ViTConfig, num_registers: int) -> None:
         super().__init__(config)
@@ -23,5 +23,5 @@ class EmbeddingsWithRegisters(ViTEmbeddings):  # type: ignore[misc]
 
 
 def add_registers(model: ViTModel, num_registers: int) -> None:
-    """Give a ViT registers; their weights are yet to be loaded."""
+    """Add registers to a ViT; their weights must be loaded afterwards."""
     model.embeddings = EmbeddingsWithRegisters(model.config, num_registers)

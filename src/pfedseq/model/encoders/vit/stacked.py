@@ -1,12 +1,12 @@
 """Many clients' examples in one pass through the shared backbone, each under its own adapter.
 
-All that clients share is computed on the examples of all of them together. Where a projection
-carries an adapter, each client's rows are multiplied by its own W + (α/r)·BA: a product over a few
-hundred tokens is large enough to be fast, and examples need no padding.
+Everything that clients share is computed on the examples of all of them together. Where a
+projection carries an adapter, each client's rows are multiplied by its own W + (α/r)·BA: a product
+over a few hundred tokens is large enough to be fast, and examples need no padding.
 
-The products may be computed in bfloat16, which processors and cards that know it do twice as fast.
-All between them (sums, norms, attention, and with them the gradients' way from block to block)
-stays as precise as the inputs, and so do θ and what is added to W for it.
+The products can be computed in bfloat16, which is twice as fast on hardware that supports it.
+Everything between them (sums, norms, attention, and the gradients passed from block to block)
+keeps the precision of the inputs, as do θ and the product added to W.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Project = Callable[[str, Tensor], Tensor]
 
 
 class StackedTower:
-    """`AdaptedModel.features` for several clients at once; holds no state of theirs.
+    """`AdaptedModel.features` for several clients at once; holds no client state.
 
-    Dropout is not for it: every client draws from a generator of its own, layer by layer.
+    It does not support dropout, for which every client draws from its own generator in every layer.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StackedTower:
     ) -> None:
         self.plain, self.config, self.layout, self.depth = plain, config, layout, depth
         self.precision = precision
-        """What products are computed in; as the inputs if none is given."""
+        """The data type of the products; None for that of the inputs."""
         self.frozen = dict(plain.named_parameters())
         self.adapted = {f"layers.{k}.{MODULES[t]}" for k in layout.layers for t in config.targets}
         self._rounded: dict[str, Tensor] = {**self.frozen}
@@ -55,7 +55,7 @@ class StackedTower:
             self._rounded = {name: self.frozen[name].to(precision) for name in projections}
 
     def features(self, adapters: Tensor, inputs: Tensor, counts: Sequence[int]) -> Tensor:
-        """Class-token features (ΣB, F) of inputs (ΣB, …); client i has the next `counts[i]`.
+        """Class-token features (ΣB, F) of inputs (ΣB, …); client i has the next `counts[i]` rows.
 
         Gradients flow to the adapters (clients, K, D).
         """
@@ -121,7 +121,7 @@ def _block(
     *,
     only_class: bool,
 ) -> Tensor:
-    """A transformer block (B, T, F) ↦ (B, T, F); of the last one the class token alone is read."""
+    """A transformer block (B, T, F) ↦ (B, T, F), or (B, 1, F) for the last one: its class token."""
     exact, rounded = tokens.dtype, precision or tokens.dtype
 
     def heads(projection: str, asked: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Read a plain ViT from a file in timm's naming or in that of the original augreg release.
+"""Read a plain ViT from a file with timm's names or those of the original augreg release.
 
-Both are turned into the tensors of transformers' `ViTModel`. A file has to hold exactly the tensors
-of a pre-norm ViT with a class token, plus a classification head, which is dropped; DINOv2's layer
-scale is multiplied into the weights before it, and its registers are kept. Anything else (a
+Both are converted to the tensors of transformers' `ViTModel`. A file must contain exactly the
+tensors of a pre-norm ViT with a class token, plus a classification head, which is dropped; DINOv2's
+layer scale is folded into the preceding weights, and its registers are kept. Anything else (a
 distillation token, a missing block) is refused by name.
 """
 
@@ -42,7 +42,7 @@ UNREADABLE = (
     *(OSError, EOFError, KeyError, ValueError, TypeError, RuntimeError),
     *(SafetensorError, UnpicklingError, zipfile.BadZipFile),
 )
-"""What readers of weights raise at a broken or hostile file."""
+"""Exceptions that weight readers raise for a broken or hostile file."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class VitWeights:
 
     config: ViTConfig
     state: dict[str, Tensor]
-    """DINOv2's registers, where there are any, are under `REGISTERS`."""
+    """The tensors by name; DINOv2's registers, if any, are under `REGISTERS`."""
     origin: tuple[str, str] | None = None
-    """The name of a normalisation and what the file was recognised by, if it was."""
+    """The name of a normalisation and how the file was recognised; None if it was not."""
 
 
 def read_timm_file(path: Path, num_heads: int | None) -> VitWeights:
-    """Read `path` by its suffix; `num_heads` defaults to width / 64 (an .npz knows its own)."""
+    """Read `path` by its suffix; `num_heads` defaults to width / 64 (an .npz contains it)."""
     if not path.is_file():
         raise InputError(f"there is no backbone file {path}")
     tensors, wrapped_in = _read_tensors(path)
@@ -79,7 +79,7 @@ def read_timm_file(path: Path, num_heads: int | None) -> VitWeights:
 
 
 def _origin(path: Path, wrapped_in: str | None, scaled: bool) -> tuple[str, str] | None:
-    """Which normalisation the file was trained with, where its content or its name tells."""
+    """The normalisation that the file was trained with, if its content or name reveals it."""
     if wrapped_in == "teacher":
         return "imagenet", "a DINO checkpoint"
     if scaled:
@@ -91,17 +91,17 @@ def _origin(path: Path, wrapped_in: str | None, scaled: bool) -> tuple[str, str]
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read, as the end of a sentence."""
+    """The reason why a file could not be read, as the end of a sentence."""
     if isinstance(error, UnpicklingError):
         return "it is damaged, or holds Python objects beyond tensors, which are never executed."
     return str(error).strip().split("\n", 1)[0] or "it ends too early."
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """All tensors of the file in float32, and the key that they lay under, if any.
+    """All tensors of the file in float32, and the key under which they were stored, if any.
 
-    No pickled object is ever executed; DINO puts its `argparse.Namespace`, a bag of values, beside
-    the weights, and that one class is admitted.
+    No pickled object is ever executed. DINO stores its `argparse.Namespace`, a plain container,
+    beside the weights; that one class is allowed.
     """
     wrapped_in = None
     try:
@@ -124,7 +124,7 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
 
 
 def _unwrap(content: object, path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """Find the state dict in a checkpoint of DeiT ("model"), DINO ("teacher") or a trainer."""
+    """The state dict in a checkpoint of DeiT ("model"), DINO ("teacher") or a trainer."""
     wrapped_in = None
     for key in ("model", "state_dict", "teacher"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -140,7 +140,7 @@ def _unwrap(content: object, path: Path) -> tuple[dict[str, Tensor], str | None]
 
 
 def _checked_depth(tensors: Mapping[str, Tensor], naming: Naming, path: Path) -> int:
-    """The number of blocks, once all names are there and no other names are."""
+    """The number of blocks, after checking that exactly the expected names are present."""
     blocks = [int(match[1]) for key in tensors if (match := re.match(naming.block, key))]
     if not blocks:
         raise InputError(
@@ -163,7 +163,7 @@ def _checked_depth(tensors: Mapping[str, Tensor], naming: Naming, path: Path) ->
 def _infer_config(
     tensors: Mapping[str, Tensor], naming: Naming, depth: int, num_heads: int | None, path: Path
 ) -> ViTConfig:
-    """The architecture that the shapes show; timm's layer norms have ε = 1e-6."""
+    """The architecture inferred from the shapes; timm's layer norms have ε = 1e-6."""
     kernel, positions = tensors[naming.patch_kernel], tensors[naming.positions]
     if kernel.ndim != 4 or positions.ndim != 3:
         raise InputError(
@@ -203,7 +203,7 @@ def _infer_config(
 def _convert(
     tensors: Mapping[str, Tensor], naming: Naming, config: ViTConfig, path: Path
 ) -> dict[str, Tensor]:
-    """Every tensor under transformers' name and in its shape, or the names that do not fit."""
+    """Every tensor with transformers' name and shape; refuses misfits by name."""
     with torch.device("meta"):
         wanted = ViTModel(config, add_pooling_layer=False).state_dict()
     state: dict[str, Tensor] = {}

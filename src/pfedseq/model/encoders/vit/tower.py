@@ -1,4 +1,4 @@
-"""A stretch of a ViT's blocks: the frozen ones below the first adapter, and those above."""
+"""A range of a ViT's blocks: those below the first adapter, or those above."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pfedseq.model.encoders.parts import Part
 
 
 class Tower(Part):
-    """Blocks `start` … `stop` − 1 of a ViT, under the names that they have in it.
+    """Blocks `start` … `stop` − 1 of a ViT, with their original names.
 
-    From the bottom it takes normalised images (B, 3, S, S), else tokens (B, T, F); to the top it
-    gives the class token's features (B, F), else tokens.
+    A tower that starts at the bottom takes normalised images (B, 3, S, S), any other tokens
+    (B, T, F). One that ends at the top returns the class token's features (B, F), any other tokens.
     """
 
     def __init__(self, vit: ViTModel, start: int, stop: int) -> None:
@@ -25,7 +25,7 @@ class Tower(Part):
         self.layernorm = vit.layernorm if stop == len(vit.layers) else None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The blocks one after the other; in eval mode, so nothing is dropped."""
+        """Apply the blocks in order; in eval mode, so without dropout."""
         tokens: Tensor = inputs if self.embeddings is None else self.embeddings(inputs)
         for block in self.layers.values():
             tokens = block(tokens, None)
