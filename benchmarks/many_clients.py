@@ -7,10 +7,10 @@
 
 The first part plays pFedSeq's rounds on toy clients (K = 4, D = 1,024; every one answers through
 the engine that a run has) of which a tenth takes part in each, with a checkpoint after every
-`--checkpoint-every` rounds; each N in a process of its own. Printed are the medians of the first and
-the last third of the rounds, so that growth from round to round would show, and of memory both what
-the process holds and what of it is in use: the difference is free memory that the C library keeps
-(`pfedseq.engines.heap`).
+`--checkpoint-every` rounds; each N in a process of its own. Printed are the medians of the first
+and the last third of the rounds, so that growth from round to round would show, and of memory both
+what the process holds and what of it is in use: the difference is free memory that the C library
+keeps (`pfedseq.engines.heap`).
 
 The second runs a preset or config once for each form and seed: pFedSeq dense and pooled, FedAvg,
 FedRep and Local, and what `--also` names. Printed is the mean over seeds of the client mean, on the
