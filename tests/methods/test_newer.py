@@ -331,6 +331,23 @@ def test_flexloras_ranks_stay_with_the_clients_when_some_leave():
     assert [rank_of_place(i) for i in range(3)] == [[2] * K, [1] * K, [2] * K]
 
 
+def test_flexloras_ranks_by_name_follow_the_site_and_not_its_place():
+    """Sites a, b and c; when a leaves and d, which has no entry, joins, b keeps its rank."""
+    _, setup = products(1)
+    method = METHODS["flexlora"]
+    setup = Setup(**{**vars(setup), "name_of": "abcd".__getitem__})
+    server = method.server(method.config(ranks={"b": 1, "elsewhere": 1}), setup)
+
+    def ranks():
+        adapters = (server.payload(i)["adapter"] for i in range(server.setup.num_clients))
+        found = [setup.factors.matrices(adapter)[0] for adapter in adapters]
+        return [int(torch.linalg.matrix_rank(m.up @ m.down)[0]) for m in found]
+
+    assert ranks() == [2, 1, 2]
+    server.reseat([1, 2], {3: 3})
+    assert ranks() == [1, 2, 2]
+
+
 def test_the_mean_model_of_feddpa_is_the_global_lora_alone():
     tasks, setup = products(2)
     method = METHODS["feddpa"]
@@ -366,7 +383,11 @@ def test_the_mean_model_of_floral_is_an_even_mixture():
 
 @pytest.mark.parametrize(
     ("options", "aggregation", "said"),
-    [({"ranks": (3,)}, "mean", "between 1 and adapter.rank = 2"), ({}, "median", "no median")],
+    [
+        ({"ranks": (3,)}, "mean", "between 1 and adapter.rank = 2"),
+        ({"ranks": {"clinic-a": 3}}, "mean", "between 1 and adapter.rank = 2"),
+        ({}, "median", "no median"),
+    ],
 )
 def test_flexlora_refuses_what_it_cannot_do(options, aggregation, said):
     _, setup = products(1)

@@ -104,6 +104,7 @@ class Federation:
             sketch_shape=self.workload.sketch_shape,
             factors=model.factors,
             max_weight=conditions.max_weight,
+            name_of=lambda number: self.names[number],
         )
         return method.server(options, setup), clients
 

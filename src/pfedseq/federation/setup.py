@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -48,6 +48,8 @@ class Setup:
     """The positions of LoRA's A and B in θ; None for other adapters."""
     max_weight: float = 1.0
     """The largest share of the weights that one client may have; |D_i| is self-declared."""
+    name_of: Callable[[int], str] = str
+    """The name of a client by its number; newcomers' names become known when they join."""
 
     @property
     def clients(self) -> tuple[int, ...]:

@@ -29,11 +29,11 @@ from pfedseq.methods.fedavg import FedAvgClient, FedAvgServer
 class FlexLoRAConfig(MethodConfig):
     """Options of FlexLoRA."""
 
-    ranks: tuple[int, ...] = Field(
+    ranks: tuple[int, ...] | dict[str, int] = Field(
         (),
         description="the clients' ranks in order of client number, repeated when there are more "
-        "clients; "
-        "none: adapter.rank for all",
+        "clients, or by client or site name, such as {clinic-a = 4}; adapter.rank for clients that "
+        "are not named, and for all by default",
     )
 
 
@@ -49,9 +49,11 @@ class FlexLoRAServer(FedAvgServer):
                 "FlexLoRA averages products of factors and supports no median: set "
                 "federation.aggregation to 'mean'"
             )
-        if any(not 1 <= rank <= self.factors.rank for rank in config.ranks):
+        given = config.ranks
+        ranks = tuple(given.values()) if isinstance(given, dict) else given
+        if any(not 1 <= rank <= self.factors.rank for rank in ranks):
             raise InputError(
-                f"methods.flexlora.ranks = {list(config.ranks)} must lie between 1 and "
+                f"methods.flexlora.ranks = {list(ranks)} must lie between 1 and "
                 f"adapter.rank = {self.factors.rank}"
             )
         super().__init__(config, setup)
@@ -74,8 +76,10 @@ class FlexLoRAServer(FedAvgServer):
         return self.factors.matrices(adapters)
 
     def _rank(self, i: int) -> int:
-        ranks = self.config.ranks
-        return ranks[self.setup.clients[i] % len(ranks)] if ranks else self.factors.rank
+        ranks, number = self.config.ranks, self.setup.clients[i]
+        if isinstance(ranks, dict):
+            return ranks.get(self.setup.name_of(number), self.factors.rank)
+        return ranks[number % len(ranks)] if ranks else self.factors.rank
 
     def _of_rank(self, adapter: Tensor, rank: int) -> Tensor:
         if rank == self.factors.rank:
