@@ -236,17 +236,6 @@ def test_every_number_that_matters_is_in_the_checksum(folder, tmp_path):
     assert before != load_backbone(folder, 48).checksum() or "beit" in folder
 
 
-def test_what_the_processor_does_beyond_resizing_is_told(tmp_path):
-    said = {"do_center_crop": True, "resample": 2, "image_mean": [0.1, 0.2, 0.3]}
-    folder = write_image_model("clip", tmp_path / "clip", said)
-    backbone = load_backbone(folder)
-    assert backbone.mean == (0.1, 0.2, 0.3)
-    assert "crops images to their centre and interpolates by bilinear;" in backbone.note
-    assert "resized whole to 32 × 32 pixels" in backbone.note
-    said = {"do_center_crop": False, "resample": 3}
-    assert load_backbone(write_image_model("clip", tmp_path / "plain", said)).note is None
-
-
 def test_nested_processors_are_read(tmp_path):
     """As transformers' processors of whole CLIPs save them."""
     folder = tmp_path / "clip-whole"

@@ -18,6 +18,7 @@ from pfedseq.config.sections import (
 from pfedseq.config.validation import validated
 from pfedseq.data.auxiliary import AuxiliaryConfig
 from pfedseq.data.config import DataConfig, unit_of
+from pfedseq.data.framing import Framing
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.engines.privacy import PrivacyConfig
 from pfedseq.errors import InputError
@@ -25,6 +26,7 @@ from pfedseq.federation import MethodConfig
 from pfedseq.methods import METHODS, find_method
 from pfedseq.model.adapter_config import AdapterConfig
 from pfedseq.model.geometry import quick_image_size
+from pfedseq.model.processor import stated_framing
 from pfedseq.training.config import LocalTraining
 
 
@@ -132,20 +134,42 @@ class Config(BaseConfig):
 
     def sized(self) -> Config:
         """The same run with `data.image_size` set, by default to the backbone's."""
-        if self.data.unit != "image" or self.data.image_size is not None:
+        if self.data.unit != "image":
             return self
-        from pfedseq.model.backbone import load_backbone  # takes seconds, and few configs need it
+        name, heads = self.model.backbone, self.model.num_heads
+        sized = self
+        if self.data.image_size is None:
+            from pfedseq.model.backbone import load_backbone  # takes seconds, few configs need it
 
-        section = self.model
-        return self.with_image_size(
-            load_backbone(section.backbone, num_heads=section.num_heads).image_size
-        )
+            sized = self.with_image_size(load_backbone(name, num_heads=heads).image_size)
+        data = sized.data
+        if data.name == "digits" or (data.interpolation and data.resize):
+            return sized
+        return sized._with_framing(stated_framing(name, data.side))
+
+    def sized_as(self, data: DataConfig) -> Config:
+        """The same run with the image size and framing of `data`, where it sets none."""
+        sized = self.with_image_size(data.image_size)
+        return sized if sized.data.unit != "image" else sized._with_framing(data.framing)
 
     def with_image_size(self, size: int | None) -> Config:
         """The same run with `data.image_size = size`, unless it is set or there are no images."""
         if self.data.unit != "image" or self.data.image_size is not None or size is None:
             return self
-        data = DataConfig.model_validate({**self.data.model_dump(), "image_size": size})
+        return self._with_data({"image_size": size})
+
+    def _with_framing(self, framing: Framing) -> Config:
+        """The same run with what differs from the default, unless it is set."""
+        found, data = framing.differences(), self.data
+        unset = [] if data.interpolation else ["interpolation"]
+        unset += [] if data.resize else ["resize", "resize_to"]
+        filled = {key: found[key] for key in unset if key in found}
+        if "resize_to" in filled:
+            filled["resize"] = framing.resize
+        return self._with_data(filled) if filled else self
+
+    def _with_data(self, filled: dict[str, Any]) -> Config:
+        data = DataConfig.model_validate({**self.data.model_dump(), **filled})
         return self.model_copy(update={"data": data})
 
     def _spelt(self, name: str) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def examples_of(data: Given, section: DataConfig) -> ExampleSet:
     ]
     images = np.stack(
         [
-            decode((name, pixels(one, name)), section.side).pixels
+            decode((name, pixels(one, name)), section.side, framing=section.framing).pixels
             for one, name in zip(examples, names, strict=True)
         ]
     )

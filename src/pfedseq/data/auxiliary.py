@@ -1,5 +1,6 @@
 """The `[auxiliary]` section: unlabelled images at the server, on which PerAda distils."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
@@ -11,6 +12,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from pfedseq.base_config import BaseConfig
 from pfedseq.data.config import DataConfig
 from pfedseq.data.dataset import ImageSet
+from pfedseq.data.framing import WHOLE, Framing
 from pfedseq.data.loading import load_images
 from pfedseq.data.synthetic import SyntheticClasses
 from pfedseq.errors import InputError
@@ -52,22 +54,25 @@ class AuxiliaryConfig(BaseConfig):
             self.data_config(CIFAR_SIZE)
         return self
 
-    def data_config(self, image_size: int) -> DataConfig:
+    def data_config(self, image_size: int, framing: Framing = WHOLE) -> DataConfig:
         """The [data] section that describes the same images."""
         own = CIFAR_SIZE if self.name in ("cifar10", "cifar100") else image_size
         return DataConfig.model_validate(
             {"name": self.name, "image_size": own}
+            | (asdict(framing) if own == image_size else {})
             | self.model_dump(include={"source", "store", "layout"})
         )
 
 
-def load_auxiliary(config: AuxiliaryConfig, image_size: int, seed: int) -> ImageSet:
-    """The auxiliary images, at `image_size` or smaller; their labels are ignored."""
+def load_auxiliary(
+    config: AuxiliaryConfig, image_size: int, seed: int, framing: Framing = WHOLE
+) -> ImageSet:
+    """The auxiliary images, at `image_size` or smaller; nobody reads their labels."""
     if config.name == "generated":
         return _generated(config.num_images or GENERATED_IMAGES, seed)
     if config.name == "text":
         raise InputError("auxiliary.name = 'text' does not match the images in [data]")
-    images = load_images(config.data_config(image_size))
+    images = load_images(config.data_config(image_size, framing))
     count = config.num_images
     if count is None or count >= len(images.labels):
         return images

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from pfedseq.base_config import BaseConfig
+from pfedseq.data.framing import WHOLE, Framing, Interpolation, Resize
 
 if TYPE_CHECKING:
     from pfedseq.data.registry import DataSet
@@ -47,6 +48,24 @@ class DataConfig(BaseConfig):
         le=1024,
         description="pixels per side (default: the size that the backbone was trained on; the "
         "paper's is 224)",
+    )
+    interpolation: Interpolation | None = Field(
+        None,
+        description="how images are resized (default: as the backbone's image processor does it, "
+        "else `bicubic`)",
+    )
+    resize: Resize | None = Field(
+        None,
+        description="what is resized: `whole` images, whatever their shape, or their `shorter` "
+        "side, after which the centre is cropped (default: as the backbone's image processor does "
+        "it, else `whole`)",
+    )
+    resize_to: int | None = Field(
+        None,
+        ge=8,
+        le=4096,
+        description="with `resize`: pixels that a side is resized to before the centre of "
+        "`image_size` pixels is cropped, such as 256 (default: `image_size`)",
     )
     layout: str = Field(
         "class",
@@ -191,6 +210,13 @@ class DataConfig(BaseConfig):
         """Pixels per side; a default if neither the config nor a backbone sets them."""
         return self.image_size or (DIGITS_SIDE if self.name == "digits" else USUAL_SIDE)
 
+    @property
+    def framing(self) -> Framing:
+        """How images become squares."""
+        return Framing(
+            self.interpolation or WHOLE.interpolation, self.resize or WHOLE.resize, self.resize_to
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _fill_from_name(cls, given: Any) -> Any:
@@ -256,6 +282,13 @@ class DataConfig(BaseConfig):
         if self.window is not None and self.name not in ("folder", "hub", "table"):
             raise ValueError(
                 f"window is for folder, hub and table; {self.name} has 8-bit images only"
+            )
+        if self.resize_to is not None and self.resize is None:
+            raise ValueError("resize_to needs resize = 'shorter' or 'whole'")
+        if self.resize_to is not None and self.resize_to < self.side:
+            raise ValueError(
+                f"resize_to = {self.resize_to} is less than the {self.side} pixels a side that are "
+                "cropped (image_size)"
             )
         if self.window is not None and not self.window[0] < self.window[1]:
             raise ValueError(f"window = {list(self.window)} must be [low, high] with low < high")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pfedseq.data.dicom import is_dicom, read_dicom
+from pfedseq.data.framing import WHOLE, Framing
 from pfedseq.data.source import RawImage
 from pfedseq.errors import InputError
 
@@ -35,8 +36,10 @@ class Decoded:
     """It has several pages or frames; the first was taken."""
 
 
-def decode(raw: RawImage, size: int, window: Window | None = None) -> Decoded:
-    """One image as (3, size, size): RGB, squashed to a square by bicubic interpolation.
+def decode(
+    raw: RawImage, size: int, window: Window | None = None, framing: Framing = WHOLE
+) -> Decoded:
+    """One image as (3, size, size): RGB, resized and cropped as `framing` says.
 
     The EXIF orientation of photographs is applied; transparency is dropped. A grey image of more
     than 8 bits is rescaled linearly so that `window` maps to 0 to 255, with clipping; without a
@@ -65,9 +68,7 @@ def decode(raw: RawImage, size: int, window: Window | None = None) -> Decoded:
         image = image.convert("L" if image.mode in ("1", "L") else "RGB")
     except Exception as fault:  # Pillow's decoders raise a dozen kinds of exception
         raise InputError(f"{where} is not a readable image ({_why(fault, content)})") from fault
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BICUBIC)
-    pixels = np.atleast_3d(np.asarray(image))  # (size, size, 1 or 3)
+    pixels = np.atleast_3d(np.asarray(framing.square(image, size)))  # (size, size, 1 or 3)
     return Decoded(np.broadcast_to(pixels.transpose(2, 0, 1), (3, size, size)), deep, paged)
 
 

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pfedseq import words
 from pfedseq.data import file_table
@@ -133,6 +135,7 @@ def _make(
         origin,
         report,
         window=config.window,
+        framing=config.framing,
         skip_unreadable=config.skip_unreadable,
     )
 
@@ -179,6 +182,7 @@ def _store_folder(config: DataConfig, location: Location) -> Path:
         reading.append(f"group {config.group_column}")
     if config.name in ("folder", "hub", "table"):
         reading.append(f"window {config.window}")
+    reading += [f"{key} {value}" for key, value in config.framing.differences().items()]
     key = hashlib.sha256(json.dumps([FORMAT, *reading]).encode()).hexdigest()[:10]
     return store_root(config) / f"{config.name}-{config.side}px-{key}"
 
@@ -186,7 +190,9 @@ def _store_folder(config: DataConfig, location: Location) -> Path:
 def _only_store(config: DataConfig) -> Path:
     """The one store of this data set and size, when the config does not name a source."""
     pattern = f"{config.name}-{config.side}px-*/manifest.json"
-    found = [manifest.parent for manifest in sorted(store_root(config).glob(pattern))]
+    stores = [manifest.parent for manifest in sorted(store_root(config).glob(pattern))]
+    framing = config.framing.differences()
+    found = [folder for folder in stores if read_manifest(folder).get("framing", {}) == framing]
     if not found:
         raise InputError(_ask_to_prepare(config))
     if len(found) > 1:
@@ -200,11 +206,23 @@ def _only_store(config: DataConfig) -> Path:
 
 def _ask_to_prepare(config: DataConfig) -> str:
     return (
-        f"{config.name} is not prepared at {config.side} px in {store_root(config)}: run "
+        f"{config.name} is not prepared at {config.side} px{_framed(config)} in "
+        f"{store_root(config)}: run "
         f"{_prepare_command(config)}"
     )
 
 
 def _prepare_command(config: DataConfig) -> str:
     place = config.source or "PATH"
-    return f"`pfedseq data prepare {config.name} --from {place} --size {config.side}`"
+    sets = "".join(f" --set data.{key}={value}" for key, value in _framing(config))
+    return f"`pfedseq data prepare {config.name} --from {place} --size {config.side}{sets}`"
+
+
+def _framed(config: DataConfig) -> str:
+    """How images are resized, in a sentence; nothing where the whole image is."""
+    told = ", ".join(f"{key} = {value}" for key, value in _framing(config))
+    return f" ({told})" if told else ""
+
+
+def _framing(config: DataConfig) -> Iterable[tuple[str, Any]]:
+    return config.framing.differences().items()

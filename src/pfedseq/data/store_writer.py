@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedseq.data.decode import Window, decode
+from pfedseq.data.framing import WHOLE, Framing
 from pfedseq.data.image_store import (
     FORMAT,
     VALIDATION,
@@ -53,6 +54,7 @@ def write_store(
     report: Report = silent,
     *,
     window: Window | None = None,
+    framing: Framing = WHOLE,
     skip_unreadable: bool = False,
 ) -> None:
     """Decode all images of a source into a new store at `folder`, with all cores.
@@ -62,12 +64,13 @@ def write_store(
     """
     workplace = folder.with_name(folder.name + ".partial")
     plan = {"format": FORMAT, "num_found": len(source.labels), "image_size": image_size, **origin}
+    plan |= {"framing": framing.differences()} if framing != WHOLE else {}
     with only_one_process(folder):
         if is_finished(folder) and plan.items() <= read_manifest(folder).items():
             return  # another process has written it
         results = _start_or_continue(workplace, plan, source, image_size)
         try:
-            _decode_blocks(source, workplace, results, window, report)
+            _decode_blocks(source, workplace, results, (window, framing), report)
             unreadable = _unreadable(source, results)
             if unreadable and not (skip_unreadable and len(unreadable) < len(source.labels)):
                 raise _refusal(list(unreadable.values()), len(source.labels))
@@ -208,7 +211,7 @@ def _decode_blocks(
     source: Source,
     workplace: Path,
     results: dict[int, _BlockResult],
-    window: Window | None,
+    reading: tuple[Window | None, Framing],
     report: Report,
 ) -> None:
     """Decode the blocks missing from `results`, add them and record each in the journal."""
@@ -222,7 +225,7 @@ def _decode_blocks(
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
         waiting: dict[Future[_BlockResult], int] = {
-            pool.submit(_decode_block, block, images[slice(*places[number])], window): number
+            pool.submit(_decode_block, block, images[slice(*places[number])], *reading): number
             for number, block in enumerate(source.blocks)
             if number not in results
         }
@@ -240,13 +243,15 @@ def _decode_blocks(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _decode_block(block: Block, target: NDArray[np.uint8], window: Window | None) -> _BlockResult:
-    """Fill `target` (block size, 3, size, size); unreadable images stay black."""
+def _decode_block(
+    block: Block, target: NDArray[np.uint8], window: Window | None, framing: Framing
+) -> _BlockResult:
+    """Fill `target` (block size, 3, size, size); what cannot be read stays black."""
     deep = paged = 0
     unreadable = []
     for number, (place, raw) in enumerate(zip(target, block.read(), strict=True)):
         try:
-            image = decode(raw, target.shape[-1], window)
+            image = decode(raw, target.shape[-1], window, framing)
         except InputError as fault:
             unreadable.append((number, str(fault)))
             continue

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel, ViTConfig, ViTModel
 
+from pfedseq.data.framing import WHOLE, Framing
 from pfedseq.errors import InputError
 from pfedseq.files import read_object
 from pfedseq.model.adapter_config import AdapterConfig
@@ -20,7 +21,6 @@ from pfedseq.model.encoders.family import Family
 from pfedseq.model.encoders.loading import (
     check_finite,
     find_file,
-    find_optional,
     load_weights,
     quiet_transformers,
     read_config,
@@ -53,8 +53,8 @@ from pfedseq.model.normalisation import (
     IMAGENET_STD,
     Channels,
     normalisation,
-    resizing_note,
 )
+from pfedseq.model.processor import image_processor, processor_framing
 from pfedseq.model.readout import TunedHead
 from pfedseq.seeding import seeded
 
@@ -68,8 +68,6 @@ __all__ = [
     "interpolate_positions",
     "load_backbone",
 ]
-
-PROCESSOR_FILE = "preprocessor_config.json"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,9 @@ class Backbone:
     name: str = ""
     """The name passed to `load_backbone`."""
     num_heads: int | None = None
-    """The user's setting, for a file from which it cannot be inferred."""
+    """As it was given, for a file that cannot tell."""
+    framing: Framing = WHOLE
+    """How images become squares of `image_size`."""
     as_published: bool = False
     """Whether transformers alone loads exactly these weights from the hub by `name`."""
     family: Family = VIT_FAMILY
@@ -180,6 +180,7 @@ def load_backbone(
     *,
     num_heads: int | None = None,
     seed: int = 0,
+    framing: Framing | None = None,
 ) -> Backbone:
     """Load an image encoder, frozen, for images of `image_size` × `image_size` pixels.
 
@@ -193,10 +194,10 @@ def load_backbone(
     - `random:vit-tiny` (`-small`, `-base`, `-large`) or `random:demo`: that architecture with
       random weights drawn from `seed`.
 
-    `image_size`, `mean` and `std` default to the source's values. For a bare file they default to
-    224 and to the normalisation it is recognised by (see `Backbone.note`), else 0.5;
-    `mean="imagenet"` sets both. `num_heads` is needed for a timm-format file whose heads are not 64
-    wide, because it cannot be inferred from the file.
+    `image_size`, `mean`, `std` and `framing` default to what the source says, else to 224, to what
+    a bare file is recognised as (`Backbone.note` says it) or 0.5, and to whole images, resized
+    bicubically; `mean="imagenet"` sets mean and std.
+    `num_heads` is for a timm-format file whose heads are not 64 wide, which the file cannot tell.
     """
     if num_heads is not None and not name.endswith(SUFFIXES):
         raise InputError(
@@ -216,7 +217,7 @@ def load_backbone(
         if "model_type" in config or "architecture" not in config:
             family = find_family(config.get("model_type"), "image", name)
             if family is not VIT_FAMILY:
-                return _of_family(family, name, image_size, mean, std)
+                return _of_family(family, name, image_size, mean, std, framing)
         weights, source = _from_folder_or_hub(name)
     size = image_size if image_size is not None else int(weights.config.image_size)
     chosen = normalisation(name, mean, std, source, weights.origin, bare=file is not None)
@@ -228,6 +229,7 @@ def load_backbone(
         note=chosen.note,
         name=name,
         num_heads=num_heads,
+        framing=framing or processor_framing(name, source, size, "vit"),
         as_published=_is_hub_id(name)
         and "architecture" not in source  # timm's config
         and size == int(weights.config.image_size),
@@ -240,6 +242,7 @@ def _of_family(
     image_size: int | None,
     mean: Sequence[float] | str | None,
     std: Sequence[float] | str | None,
+    framing: Framing | None,
 ) -> Backbone:
     """A backbone of any other family, loaded by transformers."""
     model = load_weights(name, family)
@@ -247,24 +250,19 @@ def _of_family(
     size = own if image_size is None else image_size
     if size != own:
         family.resize(model, size, name)
-    processor = _processor(name)
+    processor = image_processor(name)
     chosen = normalisation(name, mean, std, processor)
     return Backbone(
         model=model,
         mean=chosen.mean,
         std=chosen.std,
         image_size=size,
-        note=resizing_note(name, processor, size),
+        note=chosen.note,
         name=name,
+        framing=framing or processor_framing(name, processor, size),
         as_published=_is_hub_id(name) and size == own,
         family=family,
     )
-
-
-def _processor(name: str) -> dict[str, Any]:
-    """The image processor's settings in a folder or repository; {} if there are none."""
-    said = find_optional(name, PROCESSOR_FILE)
-    return said or find_optional(name, "processor_config.json").get("image_processor", {})
 
 
 def _is_hub_id(name: str) -> bool:
@@ -341,7 +339,7 @@ def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
             f"backbone {name!r} has {geometry} in its config.json, but square images and patches "
             "(one number each) and 3 channels are needed"
         )
-    return _transformers_weights(name), _processor(name)
+    return _transformers_weights(name), image_processor(name)
 
 
 def _timm_weights(name: str) -> Path:

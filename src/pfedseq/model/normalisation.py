@@ -25,9 +25,6 @@ NAMED: dict[str, dict[str, Channels]] = {
     "half": {"mean": DEFAULT_MEAN, "std": DEFAULT_STD},
     "imagenet": {"mean": IMAGENET_MEAN, "std": IMAGENET_STD},
 }
-BICUBIC = 3
-"""Pillow's number for bicubic interpolation, as in preprocessor_config.json."""
-_RESAMPLING = {0: "nearest neighbour", 1: "Lanczos", 2: "bilinear", 4: "box", 5: "Hamming"}
 _BY_FILE_NAME = (
     (r"deit|deit3|dino|dinov2|ibot|mae|moco", "imagenet"),
     (r"augreg|augreg2|in21k|orig", "half"),
@@ -79,22 +76,6 @@ def normalisation(
     said = "image_mean" in source or "mean" in timm
     note = _note(backbone, origin) if bare and not told and not said else None
     return Normalisation(found["mean"], found["std"], note)
-
-
-def resizing_note(backbone: str, processor: Mapping[str, Any], image_size: int) -> str | None:
-    """A note on steps of a checkpoint's image processor that are not done here; None if none."""
-    wants = []
-    if processor.get("do_center_crop"):
-        wants.append("crops images to their centre")
-    resample = processor.get("resample", BICUBIC)
-    if resample != BICUBIC:
-        wants.append(f"interpolates by {_RESAMPLING.get(resample, resample)}")
-    if not wants:
-        return None
-    return (
-        f"the image processor of {backbone} {' and '.join(wants)}; here images are resized whole "
-        f"to {image_size} × {image_size} pixels, by bicubic interpolation, in training and in use"
-    )
 
 
 def _channels(key: str, value: Any, backbone: str) -> Channels:

@@ -84,7 +84,7 @@ class RunFolder:
         filled = asked.model_copy(
             update={"mean": asked.mean or used.mean, "std": asked.std or used.std}
         )
-        sized = wanted.with_image_size(saved.data.image_size)
+        sized = wanted.sized_as(saved.data)
         now = config_values(sized.model_copy(update={"model": filled}))
         return difference(config_values(saved), now)
 

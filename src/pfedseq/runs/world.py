@@ -99,7 +99,7 @@ class World:
 
     def serves(self, config: Config) -> bool:
         """Whether `build(config)` would give an equal world."""
-        sized = config.with_image_size(self.config.data.image_size)
+        sized = config.sized_as(self.config.data)
         return _world_of(sized) == _world_of(self.config)
 
     def written_out(self, config: Config) -> Config:
@@ -107,7 +107,7 @@ class World:
 
         These are the normalisation, the image size and the checksum of the initial adapter.
         """
-        return self.workload.written_out(config.with_image_size(self.config.data.image_size))
+        return self.workload.written_out(config.sized_as(self.config.data))
 
     @cached_property
     def auxiliary(self) -> AuxiliaryExamples:

@@ -47,9 +47,15 @@ def find_file(name: str, filename: str) -> str:
 
 
 def find_optional(name: str, filename: str) -> dict[str, Any]:
-    """A JSON object from a folder or hub repository; {} if there is none."""
-    with nullcontext() if Path(name).is_dir() else without_waiting():
-        path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
+    """A JSON object of a folder or hub repository; {} where there is none."""
+    try:
+        with nullcontext() if Path(name).is_dir() else without_waiting():
+            path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
+    except OSError as error:
+        raise InputError(
+            f"backbone {name!r} cannot be asked for its {filename}: {reason(error)}; if the hub "
+            f"cannot be reached, {REMEDY}"
+        ) from error
     return (read_object(Path(path)) if path else None) or {}
 
 

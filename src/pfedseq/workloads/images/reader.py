@@ -15,15 +15,20 @@ from torch import Tensor
 
 from pfedseq.config import Config
 from pfedseq.data.decode import Window, decode
+from pfedseq.data.framing import WHOLE, Framing
 from pfedseq.errors import InputError
 from pfedseq.files import read_object, write_atomically
 from pfedseq.model.backbone import Backbone, load_backbone
 from pfedseq.model.encoders.encoder import Encoder
-from pfedseq.model.normalisation import BICUBIC
+from pfedseq.model.processor import (
+    PROCESSOR_FILE,
+    processor_framing,
+    processor_settings,
+    processor_side,
+)
 from pfedseq.workloads.images.pixels import normalise
 from pfedseq.workloads.personal import Raw
 
-PROCESSOR_FILE = "preprocessor_config.json"
 Pixels = NDArray[np.uint8] | NDArray[np.floating[Any]]
 LARGEST_SIDE = 4096
 
@@ -38,8 +43,8 @@ class ImageReader:
     """The values mapped to black and white in grey images of more than 8 bits."""
 
     def read(self, raw: Raw) -> NDArray[np.uint8]:
-        """A file, or pixels of any size, as (3, S, S); refuses anything that is not an image."""
-        return decode(raw, self.encoder.image_size, self.window).pixels
+        """A file, or pixels of any size, as (3, S, S); refuses what is not an image."""
+        return decode(raw, self.encoder.image_size, self.window, self.encoder.framing).pixels
 
     def inputs(self, examples: Sequence[Pixels], device: torch.device) -> Tensor:
         """(B, 3, S, S), normalised, of images (3, S, S) of uint8 or floats from 0 (black) to 1."""
@@ -84,20 +89,10 @@ def in_bytes_range(images: Sequence[Pixels], side: int) -> Pixels:
 
 
 def write_processor(folder: Path, backbone: Backbone) -> None:
-    """Write the preprocessing options for transformers' `ViTImageProcessor`."""
-    side = backbone.image_size
-    settings = {
-        "image_processor_type": "ViTImageProcessor",
-        "do_convert_rgb": True,
-        "do_resize": True,
-        "size": {"height": side, "width": side},
-        "resample": BICUBIC,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(backbone.mean),
-        "image_std": list(backbone.std),
-    }
+    """How images become inputs, as transformers' image processors read it."""
+    settings = processor_settings(
+        backbone.image_size, backbone.mean, backbone.std, backbone.framing
+    )
     write_atomically(folder / PROCESSOR_FILE, json.dumps(settings, indent=2) + "\n")
 
 
@@ -114,6 +109,7 @@ class AskedBackbone:
     mean: Sequence[float] | None
     std: Sequence[float] | None
     window: Window | None = None
+    framing: Framing = WHOLE
 
     def fits(self, encoder: Encoder) -> bool:
         """Whether a loaded backbone is the requested one."""
@@ -122,6 +118,7 @@ class AskedBackbone:
             and encoder.name == self.name
             and encoder.num_heads == self.num_heads
             and self.image_size in (None, encoder.image_size)
+            and self.framing == encoder.framing
             and (self.mean is None or tuple(self.mean) == encoder.mean)
             and (self.std is None or tuple(self.std) == encoder.std)
         )
@@ -129,7 +126,12 @@ class AskedBackbone:
     def load(self) -> Backbone:
         """Load the backbone."""
         return load_backbone(
-            self.name, self.image_size, self.mean, self.std, num_heads=self.num_heads
+            self.name,
+            self.image_size,
+            self.mean,
+            self.std,
+            num_heads=self.num_heads,
+            framing=self.framing,
         )
 
     def completed(self, config: Config) -> AskedBackbone:
@@ -142,7 +144,7 @@ class AskedBackbone:
         model = {"backbone": self.name, "mean": encoder.mean, "std": encoder.std}
         return {
             "model": {**model, "num_heads": self.num_heads},
-            "data": {"image_size": encoder.image_size},
+            "data": {"image_size": encoder.image_size} | encoder.framing.differences(),
         }
 
     def reader(self, encoder: Encoder) -> ImageReader:
@@ -154,8 +156,7 @@ class AskedBackbone:
 def asked_backbone(folder: Path, name: str, about: Mapping[str, Any]) -> AskedBackbone:
     """The backbone of that name, with the settings in a folder's files."""
     processor, named = read_object(folder / PROCESSOR_FILE) or {}, about.get("backbone", {})
-    size, window = processor.get("size", {}), about.get("window")
-    side = size.get("height") if isinstance(size, dict) else size
+    side, window = processor_side(processor), about.get("window")
     if side is not None and not (isinstance(side, int) and 1 <= side <= LARGEST_SIDE):
         raise InputError(f"{folder / PROCESSOR_FILE} has the invalid image size {side}")
     return AskedBackbone(
@@ -165,4 +166,5 @@ def asked_backbone(folder: Path, name: str, about: Mapping[str, Any]) -> AskedBa
         processor.get("image_mean"),
         processor.get("image_std"),
         None if window is None else tuple(window),
+        processor_framing(name, processor, side) if side else WHOLE,
     )

@@ -40,8 +40,9 @@ class ImageWorkload(Workload):
 
     @classmethod
     def agreed(cls, data: DataConfig) -> dict[str, Any]:
-        """The image size, which all sites share."""
-        return {"image_size": data.side}
+        """Image size and framing that all sites share."""
+        framing = ("interpolation", "resize", "resize_to")
+        return {"image_size": data.side} | data.model_dump(include=set(framing))
 
     @classmethod
     def load_encoder(cls, config: Config) -> Backbone:
@@ -53,6 +54,7 @@ class ImageWorkload(Workload):
             section.mean,
             section.std,
             num_heads=section.num_heads,
+            framing=config.data.framing,
         )
 
     @property
@@ -119,7 +121,7 @@ class ImageWorkload(Workload):
     def auxiliary(self, threads: int = 1) -> AuxiliaryExamples:
         """The auxiliary images; smaller ones are enlarged to the backbone's size when read."""
         size, seed = self.config.data.side, self.config.run.seed
-        images = load_auxiliary(self.config.auxiliary, size, seed)
+        images = load_auxiliary(self.config.auxiliary, size, seed, self.config.data.framing)
         source = ImageSource(images, self.backbone.mean, self.backbone.std, self.model.device)
         return auxiliary_images(self.model, source, size, seed, threads)
 
