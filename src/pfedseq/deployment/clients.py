@@ -19,9 +19,10 @@ from flwr.app import Message
 
 from pfedseq.deployment.envelope import Envelope
 from pfedseq.deployment.ledger import Ledger
-from pfedseq.deployment.messages import Request, read_reply
+from pfedseq.deployment.messages import Request, parted, read_reply
 from pfedseq.deployment.posting import BY_ITSELF, CRASHED, Node, failure, pull, push
 from pfedseq.deployment.roll import Roll
+from pfedseq.engines.wire import encode
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, Reply, Tensors
 
@@ -41,6 +42,8 @@ class _Asked:
 
     down: Mapping[int, Tensors]
     waiting: set[int]
+    ahead: Mapping[int, Tensors] = field(default_factory=dict)
+    """What those are sent who train for the next round in the same exchange."""
     sent_to: dict[int, Node] = field(default_factory=dict)
     messages: dict[str, int] = field(default_factory=dict)
     latest: dict[int, str] = field(default_factory=dict)
@@ -66,6 +69,9 @@ class FlowerClients:
         self.kept_at: Callable[[int], int] = lambda t: 0
         """The round to whose end the server may return in round t; sites keep that memory."""
         self._exchange = (0, -1)
+        self._announced: tuple[int, Mapping[int, Tensors]] = (0, {})
+        self._trained: dict[int, tuple[Tensors, Reply | None]] = {}
+        """What was sent ahead of a round, and what came back; None: no answer in time."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,18 +92,28 @@ class FlowerClients:
         """All sites: every one is asked, and those offline are absent."""
         return self.ids
 
+    def announce_training(self, t: int, down: Mapping[int, Tensors]) -> None:
+        """The next evaluation takes these messages along: sites then train for round t at once.
+
+        A server that is cut off before round t asks them again, and they answer alike: what they
+        remember from before is still there.
+        """
+        self._announced = (t, down)
+
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Send a request to the sites and wait; the result lacks sites that do not answer in time.
 
-        A site says hello when it joins, and is not asked for that again.
+        A site says hello when it comes: nobody is asked for that again. A site that evaluates and
+        trains in one exchange has the time of both.
         """
         if step == "hello":
             hellos = list((self.roll.members or {}).values())
             return {i: hellos[i].reply() for i in down}
         self._exchange = (t, self._exchange[1] + 1 if self._exchange[0] == t else 0)
-        asked = _Asked(down, set(down))
-        replies: dict[int, Reply] = {}
-        deadline = time.monotonic() + self.seconds
+        known = self._answered_ahead(step, down)
+        replies = {i: reply for i, reply in known.items() if reply is not None}
+        asked = _Asked(down, set(down) - set(known), self._to_send_ahead(step, t, down))
+        deadline = time.monotonic() + self.seconds * (2 if asked.ahead else 1)
         next_look, pause = 0.0, self.roll.pause
         while asked.waiting:
             if next_look <= time.monotonic() < deadline:
@@ -115,7 +131,8 @@ class FlowerClients:
                     continue
                 asked.waiting.discard(i)
                 try:
-                    replies[i] = self._read(step, t, i, Envelope.of_records(message.content))
+                    envelope = Envelope.of_records(message.content)
+                    replies[i] = self._read(step, t, i, envelope, asked.ahead.get(i))
                 except InputError as problem:
                     asked.failed[i] = f"site {self.names[i]}: {problem}"
             if (
@@ -127,8 +144,9 @@ class FlowerClients:
                 pause = min(1.2 * pause, LONGEST_PAUSE)
         for i in sorted(asked.waiting):
             log.warning("round %d, %s: site %s did not answer", t, step, self.names[i])
-        for i in sorted(asked.waiting):
             self.roll.note("silent", self.names[i], round=t, step=step)
+            if i in asked.ahead:
+                self._trained[i] = (asked.ahead[i], None)
         for i, sentence in asked.failed.items():
             log.warning("round %d, %s: %s", t, step, sentence)
             self.roll.problems[self.names[i]] = sentence
@@ -139,8 +157,30 @@ class FlowerClients:
             raise InputError(f"no site could {step}: {asked.failed[min(asked.failed)]}")
         return {i: replies[i] for i in down if i in replies}
 
-    def _read(self, step: str, t: int, i: int, envelope: Envelope) -> Reply:
-        """A site's reply; the stamp of its new memory is recorded in the ledger."""
+    def _to_send_ahead(
+        self, step: str, t: int, down: Mapping[int, Tensors]
+    ) -> Mapping[int, Tensors]:
+        """What was announced for the round after this evaluation."""
+        if step != "evaluate":
+            return {}
+        (following, messages), self._announced = self._announced, (0, {})
+        return {i: messages[i] for i in down if i in messages} if following == t + 1 else {}
+
+    def _answered_ahead(self, step: str, down: Mapping[int, Tensors]) -> dict[int, Reply | None]:
+        """The sites that need not be asked, since they were, with the same tensors."""
+        if step in Client.reading_steps:
+            return {}
+        trained, self._trained = self._trained, {}
+        same = (i for i in down if i in trained and encode(down[i]) == encode(trained[i][0]))
+        return {i: trained[i][1] for i in same}
+
+    def _read(
+        self, step: str, t: int, i: int, envelope: Envelope, ahead: Tensors | None = None
+    ) -> Reply:
+        """What a site replied; its new memory goes into the ledger.
+
+        The reply to what was sent `ahead` waits for the call that asks for it.
+        """
         name, size = self.names[i], len(envelope.payload)
         if size > self.max_reply_bytes:
             raise InputError(
@@ -151,7 +191,13 @@ class FlowerClients:
             self.ledger.note(self.request.method, name, card.memory, self.kept_at(t))
         self.roll.problems.pop(name, None)
         digest = hashlib.sha256(envelope.payload).hexdigest()
+        trained: Reply | None = None
+        if ahead is not None:
+            reply, trained = parted(reply)
         self.roll.note("answered", name, round=t, step=step, bytes=size, sha256=digest)
+        if ahead is not None and trained is not None:
+            self._trained[i] = (ahead, trained)
+            self.roll.note("answered", name, round=t + 1, step="train", bytes=size, sha256=digest)
         return reply
 
     def _send(self, step: str, asked: _Asked, seconds: float) -> None:
@@ -165,15 +211,16 @@ class FlowerClients:
                 targets.append((i, node))
         request = replace(self.request, step=step, round=t, exchange=exchange, kept=self.kept_at(t))
         reading = step in Client.reading_steps
-        version = (t, math.inf if reading else exchange)
+        version = (t, math.inf if reading else exchange)  # of what is known before the next round
+        ahead = replace(request, step="train", round=t + 1, exchange=0, evaluated=t)
         contents = []
         for i, node in targets:
             known = ""
             if self.ledger is not None:
                 known = self.ledger.expected(request.method, self.names[i], version)
-            whole = replace(request, client=i, remembered=known)
-            contents.append((node, whole.envelope(asked.down[i])))
-        ids = push(self.roll.grid, request, contents, seconds)
+            whole = replace(ahead if i in asked.ahead else request, client=i, remembered=known)
+            contents.append((node, whole.envelope(asked.ahead.get(i, asked.down[i]))))
+        ids = push(self.roll.grid, contents, seconds)
         for (i, node), message in zip(targets, ids, strict=True):
             if message:
                 asked.sent_to[i] = node

@@ -36,7 +36,9 @@ class Request:
     classes: tuple[str, ...]
     """The federation's classes, in the order of the logits; empty before they are agreed on."""
     remembered: str = ""
-    """The stamp of the memory that the site should have; '' if unknown."""
+    """The stamp of the memory that the site should have; empty where none is known."""
+    evaluated: int = 0
+    """The round as whose result the tensors are evaluated before `step`; 0: none."""
 
     def envelope(self, down: Tensors) -> Envelope:
         """Pack the request with the server's tensors."""
@@ -51,6 +53,29 @@ class Request:
             raise InputError(
                 f"the server's message is not readable ({problem}): does it run the same pfedseq?"
             ) from None
+
+
+_EVALUATED = "evaluated/"
+"""Begins the names of the metrics of an evaluation in a reply that holds another step as well."""
+
+
+def joined(scores: Reply, trained: Reply | None) -> Reply:
+    """One reply to both steps of a request that evaluates first; None: only that was done."""
+    metrics = {_EVALUATED + name: value for name, value in scores.metrics.items()}
+    if trained is None:
+        return Reply(metrics=metrics)
+    return Reply(trained.tensors, trained.metrics | metrics)
+
+
+def parted(reply: Reply) -> tuple[Reply, Reply | None]:
+    """What `joined` put together."""
+    scores, metrics = {}, {}
+    for name, value in reply.metrics.items():
+        if name.startswith(_EVALUATED):
+            scores[name.removeprefix(_EVALUATED)] = value
+        else:
+            metrics[name] = value
+    return Reply(metrics=scores), Reply(reply.tensors, metrics) if metrics else None
 
 
 @dataclass(frozen=True)

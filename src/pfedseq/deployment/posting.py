@@ -10,7 +10,6 @@ from typing import Any
 from flwr.app import Message
 
 from pfedseq.deployment.envelope import Envelope
-from pfedseq.deployment.messages import Request
 
 BY_ITSELF = (2, 1)
 """Flower's error codes for a client that failed itself, for which resending does not help."""
@@ -29,21 +28,19 @@ class Node:
     """The registered name; '' if nodes need not be registered."""
 
 
-def push(
-    grid: Any, request: Request, contents: Sequence[tuple[Node, Envelope]], seconds: float
-) -> list[str | None]:
-    """Send messages, valid for `seconds`; returns their ids in order, None for refused ones."""
+def push(grid: Any, contents: Sequence[tuple[Node, Envelope]], seconds: float) -> list[str | None]:
+    """Send requests, valid for `seconds`; their ids in order, None where one was refused."""
     if not contents:
         return []
     evaluations = dict.fromkeys(("evaluate", "evaluate_mean", "assess"), "evaluate")
-    kind = {**evaluations, "hello": "query", "export": "query"}.get(request.step, "train")
-    messages = [  # a list, because Flower iterates over it twice
+    kinds = {**evaluations, "hello": "query", "export": "query"}
+    messages = [  # a list: Flower goes over it twice
         Message(
             content.to_records(),
             node.number,
-            kind,
+            kinds.get(content.fields["step"], "train"),
             ttl=max(1.0, seconds),
-            group_id=str(request.round),
+            group_id=str(content.fields["round"]),
         )
         for node, content in contents
     ]

@@ -104,7 +104,7 @@ class Roll:
             if node not in self._asked or now - self._asked[node][1] > HELLO_SECONDS
         ]
         contents = [(node, self.request.envelope({})) for node in strangers]
-        ids = push(self.grid, self.request, contents, HELLO_SECONDS)
+        ids = push(self.grid, contents, HELLO_SECONDS)
         self._asked |= {n: (m, now) for n, m in zip(strangers, ids, strict=True) if m}
         self._listen(online)
         return {name: guest.node for name, guest in self.guests.items() if guest.node in online}

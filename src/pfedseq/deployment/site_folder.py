@@ -9,12 +9,13 @@ time.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 
 from pfedseq.deployment.envelope import Envelope
 from pfedseq.deployment.ledger import Version, read_stamp, stamp
-from pfedseq.deployment.messages import Card, Request
+from pfedseq.deployment.messages import Card, Request, joined
 from pfedseq.engines.answer import answer
 from pfedseq.engines.payload import PayloadKind
 from pfedseq.engines.privacy import Privacy
@@ -32,6 +33,8 @@ from pfedseq.engines.wire import decode
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply, Site, Tensors
 from pfedseq.files import only_one_process, write_atomically
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -167,16 +170,32 @@ class SiteMemory:
 
 
 def answer_envelope(envelope: Envelope, name: str, folder: SiteFolder, equip: Equip) -> Envelope:
-    """A site's reply to one request."""
-    start = time.perf_counter()
-    request = Request.of(envelope)
-    place = folder.run(request.run, request.method)
-    tools = equip(request, place)
+    """A site's reply to one request.
+
+    Where evaluation and training come together and the training fails, the evaluation is sent
+    alone: the server then asks for the training by itself, and is told what is wrong with it.
+    """
+    request, payload = Request.of(envelope), envelope.payload
     memory = folder.memory(request.run, request.method)
-    reply, remembered = _answered(request, envelope.payload, tools, memory)
-    spent = {f"{request.step}_seconds": time.perf_counter() - start}
-    card = Card(name, folder.identity(), tools.backbone, tools.version, remembered)
-    return card.envelope(Reply(reply.tensors, reply.metrics | spent))
+
+    def step(request: Request) -> tuple[Reply, Card]:
+        start = time.perf_counter()
+        tools = equip(request, folder.run(request.run, request.method))
+        reply, remembered = _answered(request, payload, tools, memory)
+        spent = {f"{request.step}_seconds": time.perf_counter() - start}
+        card = Card(name, folder.identity(), tools.backbone, tools.version, remembered)
+        return Reply(reply.tensors, reply.metrics | spent), card
+
+    if not request.evaluated:
+        reply, mine = step(request)
+        return mine.envelope(reply)
+    scores, mine = step(replace(request, step="evaluate", round=request.evaluated))
+    trained: Reply | None = None
+    try:
+        trained, mine = step(request)
+    except InputError as problem:
+        log.warning("round %d, %s: %s", request.round, request.step, problem)
+    return mine.envelope(joined(scores, trained))
 
 
 def _answered(

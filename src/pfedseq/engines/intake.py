@@ -20,7 +20,7 @@ from pfedseq.engines.screening import (
     update_length,
 )
 from pfedseq.errors import InputError
-from pfedseq.federation import Client, Reply, Tensors
+from pfedseq.federation import Client, Reply, Tensors, TrainsAhead
 
 EVALUATIONS = ("evaluate", "evaluate_mean", "assess")
 
@@ -75,6 +75,16 @@ class Intake:
     ) -> dict[int, dict[str, float]]:
         """The metrics of these replies."""
         return {i: dict(reply.metrics) for i, reply in self.replies(step, t, down).items()}
+
+    def announce_training(self, t: int) -> None:
+        """Tell the engine how round t opens, if it can send that with the next evaluation."""
+        roster, server = self.roster, self.roster.server
+        if not isinstance(roster.engine, TrainsAhead) or not server.opens_with_training:
+            return
+        asked = {i for i in roster.certain_participants(t) if not roster.vanishes(t, i)}
+        own = {p: server.payload(p) for p, i in enumerate(roster.numbers) if i in asked}
+        messages = with_moments(server, "train", own)
+        roster.engine.announce_training(t, {roster.numbers[p]: m for p, m in messages.items()})
 
     def _metered(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         start = time.perf_counter()

@@ -47,6 +47,21 @@ class Roster:
         order = torch.randperm(len(here), generator=rng)
         return sorted(here[k] for k in order[:count].tolist())
 
+    def certain_participants(self, t: int) -> list[int]:
+        """The members that are asked to train in round t, whoever joins or leaves before it.
+
+        None if clients are sampled, since a newcomer changes the draw.
+        """
+        if self.conditions.participation < 1:
+            return []
+        willing, here = set(self.engine.participants(t)), set(self._joined(t))
+        gone_after, silent = self.conditions.gone_after, self.server.silent_rounds.tolist()
+        return [
+            i
+            for i, rounds in zip(self.numbers, silent, strict=True)
+            if i in willing and i in here and (gone_after is None or rounds < gone_after)
+        ]
+
     def vanishes(self, t: int, i: int) -> bool:
         """Whether client i receives a message in round t but does not answer."""
         if self.conditions.dropout == 0:

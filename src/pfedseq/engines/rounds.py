@@ -47,10 +47,13 @@ def run_rounds(
     after_round: Callable[[RoundOutcome], None],
     evaluate_every: int = 1,
     conditions: FederationConfig | None = None,
+    train_ahead: bool = True,
 ) -> None:
     """Train over `rounds` (counted from 1), reporting each; evaluate at intervals and in the last.
 
-    What a client is evaluated on is what it trains from next, so its download counts once.
+    What a client is evaluated on is what it trains from next, so its download counts once. With
+    `train_ahead`, an engine that can do so sends both requests in one message; it must be off if a
+    client's state can change between them, or the run can end.
     """
     roster = Roster(clients, server, conditions or FederationConfig())
     for t in rounds:
@@ -62,6 +65,8 @@ def run_rounds(
         training_seconds = time.perf_counter() - start
         evaluated: Mapping[int, Mapping[str, float]] = {}
         if t % evaluate_every == 0 or t == rounds[-1]:
+            if train_ahead and t != rounds[-1]:
+                evaluation.announce_training(t + 1)
             evaluated = evaluation.metrics("evaluate", t)
         after_round(
             RoundOutcome(

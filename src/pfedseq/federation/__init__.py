@@ -9,7 +9,7 @@ method file runs in one process, over a wire, or on many machines.
 from pfedseq.federation.client import Client
 from pfedseq.federation.messages import SPLITS, Hello, Reply, Split, Tensors
 from pfedseq.federation.method import RATES, Method, MethodConfig
-from pfedseq.federation.server import Clients, Server
+from pfedseq.federation.server import Clients, Server, TrainsAhead
 from pfedseq.federation.setup import Aggregation, Setup
 from pfedseq.federation.task import AuxiliaryTask, Batch, Site, Task
 from pfedseq.params import Part
@@ -33,4 +33,5 @@ __all__ = [
     "Split",
     "Task",
     "Tensors",
+    "TrainsAhead",
 ]

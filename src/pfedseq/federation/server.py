@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -33,6 +33,18 @@ class Clients(Protocol):
         """Run method `step` of each addressed client in round t; replies by client.
 
         A client that did not answer is missing from the result.
+        """
+
+
+@runtime_checkable
+class TrainsAhead(Protocol):
+    """An engine whose clients can be evaluated and start the next round in one exchange."""
+
+    def announce_training(self, t: int, down: Mapping[int, Tensors]) -> None:
+        """Round t opens with these messages, which hold what is evaluated next.
+
+        The engine may send them with that evaluation. It must give the replies only to the call
+        that asks for them, and ask anew if that call sends anything else.
         """
 
 
@@ -85,6 +97,11 @@ class Server(ABC):
         None if a method computes no mean, or if its personal models are the mean.
         """
         return None
+
+    @property
+    def opens_with_training(self) -> bool:
+        """Whether a round starts with `train` from the payloads that were evaluated before it."""
+        return type(self).run_round is Server.run_round
 
     def run_round(self, t: int, clients: Clients) -> None:
         """One round: send, train, update. Methods with more exchanges override it."""

@@ -192,8 +192,9 @@ def run_method(
 
     left = range(done + 1, rounds + 1) if not enough(records, section) else range(0)
     every = section.evaluate_every
+    ahead = section.keep == "last" and section.patience is None
     with suppress(_EnoughError):
-        run_rounds(server, clients, left, after_round, every, world.config.federation)
+        run_rounds(server, clients, left, after_round, every, world.config.federation, ahead)
     if not folder.assessment(name).exists():
         intake = Intake(Roster(clients, server, world.config.federation))
         found = assess(server, intake, records, section)
