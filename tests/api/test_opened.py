@@ -170,12 +170,12 @@ def test_texts_are_texts():
         ({}, "must name clients"),
         ({"a": ([GREY], [0, 1])}, "a has 1 examples and 2 labels"),
         ({"a": ([], [])}, "a has no examples"),
-        ({"a": 3}, "neither a pair"),
+        ({"a": 3}, "must be a pair"),
         ({"a": ([GREY.astype(np.int32)], [0])}, "image 0 of a is int32: images are uint8"),
         ({"a": ([GREY.astype(float)], [0])}, "values from 0 to 252: floats must lie in"),
         ({"a": ([GREY.ravel()], [0])}, r"has the shape \(64,\)"),
         ({"a": ([GREY, GREY], [0, "b"])}, "all integers or all names"),
-        ({"a": (["x", GREY], ["p", "q"])}, "some examples are texts"),
+        ({"a": (["x", GREY], ["p", "q"])}, "the examples mix texts with"),
     ],
 )
 def test_what_cannot_be_read_gets_a_sentence(data, says):

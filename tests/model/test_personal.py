@@ -251,7 +251,7 @@ def test_bad_folders_get_a_sentence(saved, tmp_path):
     rewrite(saved, lambda t: t.pop(HEAD + "bias"))
     refused("only the weight or only the bias of a classifier")
     rewrite(saved, lambda t: [t.pop(HEAD + "bias"), t.pop(HEAD + "weight")])
-    refused("has no head: an adapter alone predicts no class")
+    refused("has no head, without which an adapter cannot predict classes")
     pooler = "base_model.model.vit.pooler.dense.lora_A.weight"
     rewrite(saved, lambda t: t.update({pooler: t[QUERY].clone()}))
     refused(f"'{pooler}' that belongs to no adapter")

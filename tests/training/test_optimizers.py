@@ -11,7 +11,7 @@ from pfedseq.methods.per_fedavg import PerFedAvgClient, PerFedAvgConfig
 from pfedseq.methods.perada import PerAdaClient, PerAdaConfig
 from pfedseq.methods.pfedme import PFedMeClient, PFedMeConfig
 from pfedseq.params import Params
-from pfedseq.training.config import LocalTraining
+from pfedseq.training.config import LocalTraining, Units
 from pfedseq.training.optimizer import LocalOptimizer
 from tests.toys import QuadraticTask, ScatteredTask, random_centers, trained
 
@@ -111,6 +111,39 @@ def test_a_clipped_step_has_the_length_of_its_bound():
     torch.testing.assert_close(step.adapter[0, 0], torch.tensor(-0.3))
     torch.testing.assert_close(step.head[2], torch.tensor(-0.4))
     assert not (gradient.adapter[0, 0] - 3.0)  # what was handed in stays what it was
+
+
+@pytest.mark.parametrize(
+    ("options", "part", "factor"),
+    [
+        # (3 · 4, 4 · 2) in units (4, 2) is (3, 4): length 5
+        ({"clip_norm": 1.0}, "both", 1 / 5),
+        ({"clip_norm": 1.0}, "adapter", 1 / 3),
+        ({"clip_norm": 1.0}, "head", 1 / 4),
+        ({"clip_norm": 6.0}, "both", 1),
+        ({"clip_norm": 1.0, "rate_units": "plain"}, "both", 1 / 208**0.5),
+        ({"clip_norm": 0.0}, "both", 1),
+    ],
+)
+def test_a_bound_is_in_the_units_of_the_rates(options, part, factor):
+    """With α/r = 4 and |f| = 2, and rates that undo what the units do to them."""
+    units = Units(adapter=4.0, feature=2.0, classes=9)
+    gradient = Params(torch.zeros_like(GLOBAL.adapter), torch.zeros_like(GLOBAL.head))
+    gradient.adapter[0, 0], gradient.head[2] = 12.0, 8.0
+    config = LocalTraining(lr=1.0, head_lr=0.5, **options)
+    adapter_rate, head_rate = config.rates(config.lr, units)
+    step = LocalOptimizer(config, units=units).step(GLOBAL, gradient, part) - GLOBAL
+    moves = (part != "head", part != "adapter")
+    expected = -factor * torch.tensor([12.0 * adapter_rate * moves[0], 8.0 * head_rate * moves[1]])
+    torch.testing.assert_close(torch.stack([step.adapter[0, 0], step.head[2]]), expected)
+
+
+def test_steps_at_given_rates_follow_no_gradient_of_the_loss_and_are_not_bounded():
+    gradient = 100.0 * Params(torch.ones_like(GLOBAL.adapter), torch.ones_like(GLOBAL.head))
+    optimizer = LocalOptimizer(LocalTraining(clip_norm=1.0), rates=(0.5, 0.25))
+    step = optimizer.step(GLOBAL, gradient) - GLOBAL
+    assert torch.allclose(step.adapter, torch.tensor(-50.0))
+    assert torch.allclose(step.head, torch.tensor(-25.0))
 
 
 @every_optimizer

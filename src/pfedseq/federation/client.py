@@ -9,7 +9,7 @@ from pfedseq.federation.messages import Reply, Split, Tensors
 from pfedseq.federation.task import Task
 from pfedseq.measures import Score
 from pfedseq.params import Params, Part
-from pfedseq.training.optimizer import LocalOptimizer
+from pfedseq.training.optimizer import LocalOptimizer, clipped
 
 
 class Client(ABC):
@@ -61,6 +61,10 @@ class Client(ABC):
         """The rates of adapter and head for a method's own plain gradient step at rate `lr`."""
         rates: tuple[float, float] = self.config.rates(lr, self.task.units)
         return rates
+
+    def clipped(self, gradient: Params) -> Params:
+        """The gradient of a method's own plain step, bounded by `clip_norm`."""
+        return clipped(gradient, self.config, self.task.units)
 
     def hello(self, down: Tensors) -> Reply:
         """Return what the server may know before round 1; see `Hello`."""

@@ -54,7 +54,8 @@ class PerFedAvgClient(Client):
 
     def adapted(self, phi: Params, batch: Batch) -> Params:
         """φ − α ∇L(φ; B)."""
-        return phi.descend(self.task.grad(phi, batch), *self.rates(self.config.adaptation_rate))
+        gradient = self.clipped(self.task.grad(phi, batch))
+        return phi.descend(gradient, *self.rates(self.config.adaptation_rate))
 
 
 def double_batches(task: Task, epochs: int) -> Iterator[tuple[Batch, Batch]]:
@@ -82,5 +83,5 @@ METHOD = Method(
     config=PerFedAvgConfig,
     title="Per-FedAvg",
     summary="a global model that one local step personalises (first-order MAML)",
-    training="apply to the meta-step; the adaptation step is plain SGD at inner_lr",
+    training="apply to the meta-step; the adaptation step is plain SGD at inner_lr, bounded by clip_norm",
 )

@@ -68,10 +68,12 @@ class LocalTraining(BaseConfig):
     weight_decay: float = Field(
         0.0, ge=0, description="SGD: decay · φ is added to the gradient; AdamW: decoupled from it"
     )
-    clip_norm: float | None = Field(
-        None,
-        gt=0,
-        description="gradient clipping by the norm of adapter and head together; none: no clipping",
+    clip_norm: float = Field(
+        0.0,
+        ge=0,
+        description="longest gradient of a step, adapter and head together, in the units of "
+        "`rate_units` (model: the adapter's divided by alpha / rank, the head's by |f|); 0: no "
+        "bound; default: as in [training]",
     )
     optimizer_state: Literal["reset", "keep", "average"] = Field(
         "reset",

@@ -44,10 +44,10 @@ class LocalOptimizer:
         self.rates = {"adapter": factor * adapter, "head": factor * head}
         self._state = None if config.optimizer_state == "reset" else state
         self._memory = {part: self._found(part) for part in PARTS}
-        self._plain = (
-            config.optimizer == "sgd"
-            and not (config.momentum or config.weight_decay)
-            and config.clip_norm is None
+        self._units = units
+        self._clips = rates is None and config.clip_norm > 0
+        self._plain = config.optimizer == "sgd" and not (
+            config.momentum or config.weight_decay or self._clips
         )
 
     def step(
@@ -59,13 +59,11 @@ class LocalOptimizer:
             return phi.taking(phi.descend(gradient, *rates), part)
         if scale != 1:
             gradient = scale * gradient
-        moving = [one for one in PARTS if part in ("both", one)]
-        slopes = [getattr(gradient, one) for one in moving]
-        if self.config.clip_norm is not None:
-            slopes = clipped(slopes, self.config.clip_norm)
+        if self._clips:
+            gradient = clipped(gradient, self.config, self._units, part)
         rule, moved = RULES[self.config.optimizer], phi.tensors()
-        for one, slope in zip(moving, slopes, strict=True):
-            memory = self._memory[one]
+        for one in _parts(part):
+            slope, memory = getattr(gradient, one), self._memory[one]
             moved[one] = rule(moved[one], slope, self.rates[one], memory, self.config)
             self._keep(one)
         return Params.of(moved)
@@ -88,11 +86,24 @@ class LocalOptimizer:
         }
 
 
-def clipped(slopes: list[Tensor], max_norm: float) -> list[Tensor]:
-    """Scale the tensors down so that their joint norm is at most `max_norm`.
+def clipped(
+    gradient: Params, config: LocalTraining, units: Units = PLAIN, part: Part = "both"
+) -> Params:
+    """Scale a gradient down so that the length of `part` is at most `clip_norm`.
 
-    As `torch.nn.utils.clip_grad_norm_`, whose 1e-6 avoids division by zero.
+    In units of the model the adapter's length is divided by α/r and the head's by |f|, to which
+    they are proportional, so that one bound suits every model. Otherwise as
+    `torch.nn.utils.clip_grad_norm_`, whose 1e-6 avoids division by zero.
     """
-    length = torch.linalg.vector_norm(torch.stack([x.norm() for x in slopes]))
-    factor = (max_norm / (length + 1e-6)).clamp(max=1.0)
-    return [slope * factor for slope in slopes]
+    if not config.clip_norm:
+        return gradient
+    adapter, head, _ = PLAIN if config.rate_units == "plain" else units
+    unit = {"adapter": adapter, "head": head}
+    lengths = [getattr(gradient, one).norm() / unit[one] for one in _parts(part)]
+    length = torch.linalg.vector_norm(torch.stack(lengths))
+    factor = (config.clip_norm / (length + 1e-6)).clamp(max=1.0)
+    return Params(factor * gradient.adapter, factor * gradient.head)
+
+
+def _parts(part: Part) -> list[Literal["adapter", "head"]]:
+    return [one for one in PARTS if part in ("both", one)]
