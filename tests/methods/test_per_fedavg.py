@@ -93,4 +93,5 @@ def test_a_rate_that_is_not_given_is_left_out_of_the_saved_config():
         {"run": {"methods": ["per_fedavg"]}, "training": {"lr": 0.3, "head_lr": 0.6}}
     )
     saved = make_config(tomllib.loads(dump_config(config)))
-    assert saved.method_config("per_fedavg") == PerFedAvgConfig(lr=0.3, head_lr=0.6, head="both")
+    expected = PerFedAvgConfig(lr=0.3, head_lr=0.6, head="both", clip_norm=2)
+    assert saved.method_config("per_fedavg") == expected

@@ -83,5 +83,6 @@ METHOD = Method(
     config=PerFedAvgConfig,
     title="Per-FedAvg",
     summary="a global model that one local step personalises (first-order MAML)",
-    training="apply to the meta-step; the adaptation step is plain SGD at inner_lr, bounded by clip_norm",
+    training="apply to the meta-step; the adaptation step is plain SGD at inner_lr, bounded by "
+    "clip_norm",
 )
