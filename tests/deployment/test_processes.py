@@ -1,6 +1,5 @@
 """A real deployment on this machine: SuperLink, sites, TLS, keys, and processes that die."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,8 +8,6 @@ import time
 
 import psutil
 import pytest
-import torch
-from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
@@ -20,13 +17,13 @@ from pfedseq.deployment.loopback import Loopback
 from pfedseq.deployment.server import serve
 from pfedseq.deployment.status import StatusFile
 from pfedseq.runs.folder import RunFolder
-from tests.deployment.configured_sites import digits_sites
+from tests.deployment.configured_sites import assert_same, digits_sites, models, without_seconds
 from tests.deployment.grid import InProcessGrid
 
 pytestmark = pytest.mark.slow
 
 TINY = {
-    "run": {"methods": ["pfedseq"], "rounds": 4},
+    "run": {"methods": ["pfedseq"], "rounds": 5},
     "data": {"name": "digits", "num_clients": 2, "max_images_per_client": 24},
     "methods": {"pfedseq": {"warmup_rounds": 1}},
     "engine": {"clients_per_pass": 1, "device": "cpu"},
@@ -90,7 +87,7 @@ class Deployment:
 
     def models(self):
         run_name = StatusFile(self.out).read()["run"]
-        return models(site / run_name / "pfedseq" / "model" for site in self.loopback.sites())
+        return models(*(site / run_name / "pfedseq" / "model" for site in self.loopback.sites()))
 
 
 @pytest.fixture
@@ -109,25 +106,10 @@ def deployed(tmp_path):
         assert all(one.process() is None for one in deployment.loopback.started())
 
 
-def models(folders):
-    return [load_file(folder / "adapter_model.safetensors") for folder in folders]
-
-
-def assert_same(some, others):
-    for one, other in zip(some, others, strict=True):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one)
-
-
 def kill(process):
     """SIGKILL, as if the machine had lost power: nobody is told."""
     for one in [process, *process.children(recursive=True)]:
         one.kill()
-
-
-def without_seconds(out):
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.endswith("_seconds")} for line in lines]
 
 
 def test_bits_survive_tls_keys_and_the_death_of_every_process_in_turn(deployed, tmp_path):
@@ -136,14 +118,14 @@ def test_bits_survive_tls_keys_and_the_death_of_every_process_in_turn(deployed, 
     deployment = deployed("--secure")
     watch = deployment.begin("run", deployment.config, "--out", deployment.out)
 
-    # A site's node and all that it has started die in the middle of round 2, and come back.
+    # A site's node and all that it has started die in the middle of an exchange, and come back.
     deployment.wait(lambda: deployment.rounds() >= 1)
     before = deployment.heard("site-1")
     deployment.wait(lambda: deployment.heard("site-1") > before)
     kill(deployment.process("site-1"))
     deployment.pfedseq("up")
 
-    # The ServerApp dies in the middle of round 3: the watcher says so, and resuming goes on.
+    # The ServerApp dies in the middle of the next: the watcher says so, and resuming goes on.
     deployment.wait(lambda: deployment.rounds() >= 2)
     before = deployment.heard("site-0")
     deployment.wait(lambda: deployment.heard("site-0") > before)
@@ -152,7 +134,7 @@ def test_bits_survive_tls_keys_and_the_death_of_every_process_in_turn(deployed, 
     assert "the server was stopped during the run" in (tmp_path / "watch.log").read_text()
     watch = deployment.begin("resume", deployment.out)
 
-    # The SuperLink dies in round 4 with the ServerApp that it runs; it knows its sites afterwards.
+    # The SuperLink dies with the ServerApp that it runs; it knows its sites afterwards.
     deployment.wait(lambda: deployment.rounds() >= 3)
     before = deployment.heard("site-0")
     deployment.wait(lambda: deployment.heard("site-0") > before)
@@ -164,43 +146,44 @@ def test_bits_survive_tls_keys_and_the_death_of_every_process_in_turn(deployed, 
     assert "finished" in deployment.pfedseq("status").stdout
 
     assert without_seconds(deployment.out) == without_seconds(here)
-    assert_same(deployment.models(), models(sorted((here / "adapters" / "pfedseq").iterdir())))
+    assert_same(deployment.models(), models(*sorted((here / "adapters" / "pfedseq").iterdir())))
 
 
 def test_an_answer_that_comes_late_is_not_used_and_its_training_is_kept(deployed, tmp_path):
-    """As on a grid in this process that drops the site's answer of round 2."""
+    """As on a grid that drops the site's scores of round 1 and its update of round 2."""
     reference = tmp_path / "reference"
     reference.mkdir()
-    written = dump_config(make_config(TINY | {"flower": {"answer_seconds": 20}}))
+    written = dump_config(make_config(TINY | {"flower": {"answer_seconds": 2}}))
     (reference / "run.toml").write_text(written)
     sites = digits_sites(reference)
-    sites[1].faults = [None, None, None, "late"]  # hello, round 1, then training in vain
+    sites[1].faults = [None, None, "late"]  # hello, round 1, then training in vain
     serve(InProcessGrid(sites), reference / "out", reference / "run.toml", print, pause=0.0)
 
-    deployment = deployed(answer_seconds=25)
+    deployment = deployed(answer_seconds=15)
     watch = deployment.begin("run", deployment.config, "--out", deployment.out)
     deployment.wait(lambda: deployment.heard("site-1", ": asked to train") >= 2, pause=0.005)
     site = deployment.process("site-1")
     site.suspend()
-    deployment.wait(lambda: deployment.heard("site-0", ": asked to evaluate") >= 2)
+    deployment.wait(lambda: deployment.heard("site-0", ": asked to train") >= 3)
     site.resume()
     assert watch.wait(timeout=900) == 0, (tmp_path / "watch.log").read_text()
     records = RunFolder(deployment.out).records()
-    assert [record.absent for record in records] == [(), (1,), (), ()]
-    assert deployment.kept("site-1") == ["000002-000", "000003-000", "000004-000"]
+    assert [record.absent for record in records] == [(), (1,), (), (), ()]
+    assert [set(record.scores.clients) for record in records] == [{0}] + [{0, 1}] * 4
+    assert deployment.kept("site-1") == [f"{t:06d}-000" for t in (2, 3, 4, 5)]
     expected = reference / "site1" / StatusFile(reference / "out").read()["run"] / "pfedseq"
-    assert_same(deployment.models()[1:], models([expected / "model"]))
+    assert_same(deployment.models()[1:], models(expected / "model"))
 
 
 def test_a_site_that_does_not_answer_is_absent_and_returns(deployed):
-    deployment = deployed(answer_seconds=25)
+    deployment = deployed(answer_seconds=15)
     watch = deployment.begin("run", deployment.config, "--out", deployment.out)
     deployment.wait(lambda: deployment.rounds() >= 1)
     silent = [deployment.process("site-1")]
     silent += silent[0].children(recursive=True)
     for one in silent:
         one.suspend()
-    deployment.wait(lambda: deployment.rounds() >= 3)  # it may have answered round 2 already
+    deployment.wait(lambda: deployment.rounds() >= 3)  # it may have trained for round 3 already
     for one in silent:
         if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
             one.resume()

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
@@ -41,7 +40,16 @@ from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.identity import difference
 from pfedseq.serving.prediction import predict_files
 from pfedseq.workloads.personal import PersonalModel
-from tests.deployment.configured_sites import ConfiguredSite, digits_sites
+from tests.deployment.configured_sites import (
+    ConfiguredSite,
+    Killed,
+    assert_same,
+    at_sites,
+    digits_sites,
+    models,
+    serve_here,
+    without_seconds,
+)
 from tests.deployment.grid import InProcessGrid, request
 
 TINY = {
@@ -54,39 +62,10 @@ TINY = {
 }
 
 
-class Killed(BaseException):
-    """The server's end in the middle of a round."""
-
-
 @pytest.fixture
 def config(tmp_path):
     (tmp_path / "run.toml").write_text(dump_config(make_config(TINY)))
     return tmp_path / "run.toml"
-
-
-def serve_here(sites, out, config, told=None, grid=None):
-    tell = [].append if told is None else told.append
-    return serve(grid or InProcessGrid(sites), out, config, tell, pause=0.0)
-
-
-def without_seconds(out):
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.endswith("_seconds")} for line in lines]
-
-
-def models(*places):
-    return [load_file(place / "adapter_model.safetensors") for place in places]
-
-
-def at_sites(folder, out, method="pfedseq"):
-    name = StatusFile(out).read()["run"]
-    return models(*(folder / f"site{k}" / name / method / "model" for k in range(2)))
-
-
-def assert_same(one, other):
-    for a, b in zip(one, other, strict=True):
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[key], b[key]) for key in a)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +119,7 @@ def test_a_server_that_was_killed_goes_on_and_ends_with_the_same_bits(config, tm
 
 
 def test_a_site_that_comes_later_is_let_in_written_down_and_found_again(tmp_path):
-    """It comes in round 2, takes part from round 3; the server is killed in round 4 and goes on."""
+    """It comes in round 2, takes part from round 3; the server is killed before round 4."""
     three = {**TINY, "data": {**TINY["data"], "num_clients": 3}}
     three["run"] = {"methods": ["pfedseq"], "rounds": 4}
     served = make_config({**three, "flower": {**TINY["flower"], "sites": 2}})
@@ -151,7 +130,7 @@ def test_a_site_that_comes_later_is_let_in_written_down_and_found_again(tmp_path
         def pull_messages(self, ids):
             replies = super().pull_messages(ids)
             groups = {reply.metadata.group_id for reply in replies}
-            if "2" in groups:
+            if "3" in groups:  # the sites have trained for round 3, which has not begun
                 self.sites = sites
             if "4" in groups:
                 raise Killed
@@ -331,7 +310,7 @@ def test_a_method_starts_with_what_the_sites_have_said(tmp_path):
     federation = Federation(config, ledger, roll, roll.members, ("x", "y"), workload)
     server, flower = federation.start("ditto", None, ())
     expected = Setup(start, (5,), 9, 5, 2, aggregation="trimmed_mean", trim=0.2, max_weight=0.4)
-    assert replace(server.setup, name_of=expected.name_of) == expected
+    assert replace(server.setup, name_of=str) == expected
     assert server.setup.name_of(0) == "a"
     assert server.config == config.method_config("ditto")
     assert (flower.ledger, flower.max_reply_bytes) == (ledger, 64e6)

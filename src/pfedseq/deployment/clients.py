@@ -43,7 +43,7 @@ class _Asked:
     down: Mapping[int, Tensors]
     waiting: set[int]
     ahead: Mapping[int, Tensors] = field(default_factory=dict)
-    """What those are sent who train for the next round in the same exchange."""
+    """The messages of the sites that also train for the next round in this exchange."""
     sent_to: dict[int, Node] = field(default_factory=dict)
     messages: dict[str, int] = field(default_factory=dict)
     latest: dict[int, str] = field(default_factory=dict)
@@ -70,8 +70,8 @@ class FlowerClients:
         """The round to whose end the server may return in round t; sites keep that memory."""
         self._exchange = (0, -1)
         self._announced: tuple[int, Mapping[int, Tensors]] = (0, {})
-        self._trained: dict[int, tuple[Tensors, Reply | None]] = {}
-        """What was sent ahead of a round, and what came back; None: no answer in time."""
+        self._trained: tuple[int, dict[int, tuple[Tensors, Reply | None]]] = (0, {})
+        """A round, and by site what was sent ahead of it and the reply; None: none in time."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,24 +93,24 @@ class FlowerClients:
         return self.ids
 
     def announce_training(self, t: int, down: Mapping[int, Tensors]) -> None:
-        """The next evaluation takes these messages along: sites then train for round t at once.
+        """Send these messages with the next evaluation, so that sites train for round t at once.
 
-        A server that is cut off before round t asks them again, and they answer alike: what they
-        remember from before is still there.
+        A server that is interrupted before round t sends them again and gets the same answers,
+        because the sites still have the memory from before.
         """
         self._announced = (t, down)
 
     def call(self, step: str, t: int, down: Mapping[int, Tensors]) -> dict[int, Reply]:
         """Send a request to the sites and wait; the result lacks sites that do not answer in time.
 
-        A site says hello when it comes: nobody is asked for that again. A site that evaluates and
-        trains in one exchange has the time of both.
+        A site says hello when it comes and is not asked for it again. An exchange in which sites
+        evaluate and train has the time of both.
         """
         if step == "hello":
             hellos = list((self.roll.members or {}).values())
             return {i: hellos[i].reply() for i in down}
         self._exchange = (t, self._exchange[1] + 1 if self._exchange[0] == t else 0)
-        known = self._answered_ahead(step, down)
+        known = self._answered_ahead(step, t, down)
         replies = {i: reply for i, reply in known.items() if reply is not None}
         asked = _Asked(down, set(down) - set(known), self._to_send_ahead(step, t, down))
         deadline = time.monotonic() + self.seconds * (2 if asked.ahead else 1)
@@ -135,9 +135,7 @@ class FlowerClients:
                     replies[i] = self._read(step, t, i, envelope, asked.ahead.get(i))
                 except InputError as problem:
                     asked.failed[i] = f"site {self.names[i]}: {problem}"
-            if (
-                not came and time.monotonic() > deadline
-            ):  # replies that have arrived by then are used
+            if not came and time.monotonic() > deadline:  # what arrived before it is used
                 break
             if asked.waiting:
                 time.sleep(pause)
@@ -146,7 +144,8 @@ class FlowerClients:
             log.warning("round %d, %s: site %s did not answer", t, step, self.names[i])
             self.roll.note("silent", self.names[i], round=t, step=step)
             if i in asked.ahead:
-                self._trained[i] = (asked.ahead[i], None)
+                self._trained[1][i] = (asked.ahead[i], None)
+                self.roll.note("silent", self.names[i], round=t + 1, step="train")
         for i, sentence in asked.failed.items():
             log.warning("round %d, %s: %s", t, step, sentence)
             self.roll.problems[self.names[i]] = sentence
@@ -164,13 +163,20 @@ class FlowerClients:
         if step != "evaluate":
             return {}
         (following, messages), self._announced = self._announced, (0, {})
-        return {i: messages[i] for i in down if i in messages} if following == t + 1 else {}
+        if following != t + 1:
+            return {}
+        self._trained = (following, {})
+        return {i: messages[i] for i in down if i in messages}
 
-    def _answered_ahead(self, step: str, down: Mapping[int, Tensors]) -> dict[int, Reply | None]:
-        """The sites that need not be asked, since they were, with the same tensors."""
+    def _answered_ahead(
+        self, step: str, t: int, down: Mapping[int, Tensors]
+    ) -> dict[int, Reply | None]:
+        """The replies of sites that were sent the same tensors ahead of round t."""
         if step in Client.reading_steps:
             return {}
-        trained, self._trained = self._trained, {}
+        (following, trained), self._trained = self._trained, (0, {})
+        if (step, t) != ("train", following):
+            return {}
         same = (i for i in down if i in trained and encode(down[i]) == encode(trained[i][0]))
         return {i: trained[i][1] for i in same}
 
@@ -196,7 +202,7 @@ class FlowerClients:
             reply, trained = parted(reply)
         self.roll.note("answered", name, round=t, step=step, bytes=size, sha256=digest)
         if ahead is not None and trained is not None:
-            self._trained[i] = (ahead, trained)
+            self._trained[1][i] = (ahead, trained)
             self.roll.note("answered", name, round=t + 1, step="train", bytes=size, sha256=digest)
         return reply
 

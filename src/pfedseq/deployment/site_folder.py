@@ -172,8 +172,8 @@ class SiteMemory:
 def answer_envelope(envelope: Envelope, name: str, folder: SiteFolder, equip: Equip) -> Envelope:
     """A site's reply to one request.
 
-    Where evaluation and training come together and the training fails, the evaluation is sent
-    alone: the server then asks for the training by itself, and is told what is wrong with it.
+    If a request asks for evaluation and training and the training fails, the reply contains the
+    evaluation alone; the server then requests the training separately and receives the reason.
     """
     request, payload = Request.of(envelope), envelope.payload
     memory = folder.memory(request.run, request.method)

@@ -24,6 +24,7 @@ class RoundOutcome:
     client_seconds: float
     server_seconds: float
     evaluate_seconds: float
+    """If clients train for the next round in the same exchange, that is included."""
     round_seconds: float = 0.0
     """Wall-clock time of all of the above."""
     answered: tuple[int, ...] = ()
