@@ -112,7 +112,7 @@ class Registry(MutableMapping[str, Thing]):
             return self[name]
         if name in self.broken:
             raise InputError(self.broken[name])
-        near = get_close_matches(name.lower(), list(self), n=1, cutoff=0.5)
+        near = get_close_matches(name.lower(), list(self), n=1, cutoff=0.6)
         hint = f"; did you mean {near[0]!r}?" if near else f": known are {', '.join(self)}"
         raise InputError(f"there is no {self.noun} {name!r}{hint}")
 

@@ -81,7 +81,9 @@ def options(
     section: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SECTION]…", help="Sections of a config, e.g. training or methods.pfedseq."
+            metavar="[SECTION]…",
+            help="Sections of a config, e.g. training or methods.pfedseq, or single options, e.g. "
+            "adapter.layers.",
         ),
     ] = None,
 ) -> None:
@@ -94,6 +96,8 @@ def options(
     - `pfedseq options training federation`
 
     - `pfedseq options methods.ditto`
+
+    - `pfedseq options adapter.layers`
     """
     from pfedseq.report.options import print_options, sections
 

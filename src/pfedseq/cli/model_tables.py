@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
+from rich.table import Table
 
-from pfedseq.measures import MEASURES
+from pfedseq.measures import MEASURES, Measure
 from pfedseq.report.console import console, plain_table
+from pfedseq.report.tables import widths
 from pfedseq.serving.prediction import Prediction, WrittenAnswer
 
 if TYPE_CHECKING:
@@ -38,22 +40,33 @@ def print_predictions(predictions: Sequence[Prediction | WrittenAnswer]) -> None
 
 def print_evaluations(found: Mapping[str, Evaluation]) -> None:
     """One row per client; for a single client also one row per class."""
+    units = " and ".join(sorted({f"{one.unit}s" for one in found.values()}))
+    console.print(f"[italic]Measures on n {units}[/italic]")
+    shown: list[Measure] = []
+    for measure in (measure for name, measure in MEASURES.items() if _defined(found, name)):
+        if shown and widths(_evaluations(found, [*shown, measure])).minimum > console.width:
+            console.print(_evaluations(found, shown))
+            shown = []
+        shown.append(measure)
+    console.print(_evaluations(found, shown))
+    if len(found) == 1 and next(iter(found.values())).class_names:
+        _print_classes(next(iter(found.values())))
+
+
+def _evaluations(found: Mapping[str, Evaluation], measures: Sequence[Measure]) -> Table:
+    """Clients × measures."""
     table = plain_table()
     table.add_column("client", overflow="fold", min_width=NARROWEST_NAME)
-    measures = [measure for name, measure in MEASURES.items() if _defined(found, name)]
     table.add_column("n", justify="right", no_wrap=True)
     for measure in measures:
-        table.add_column(measure.format.label(measure.title.replace(" ", "\n")), justify="right")
+        table.add_column(measure.format.label(measure.title).replace(" ", "\n"), justify="right")
     for name, one in found.items():
         cells = (
             measure.format(one.measures[measure.name]) if measure.name in one.measures else "–"
             for measure in measures
         )
         table.add_row(escape(name), f"{one.num_examples:,}", *cells)
-    units = " and ".join(sorted({f"{one.unit}s" for one in found.values()}))
-    console.print(f"[italic]Measures on n {units}[/italic]", table, sep="\n")
-    if len(found) == 1 and next(iter(found.values())).class_names:
-        _print_classes(next(iter(found.values())))
+    return table
 
 
 def _defined(found: Mapping[str, Evaluation], name: str) -> bool:

@@ -52,6 +52,16 @@ def sections() -> dict[str, type[BaseModel]]:
     return named | {f"methods.{name}": method.config for name, method in METHODS.items()}
 
 
+def find_options(name: str) -> tuple[str, type[BaseModel], list[Option]]:
+    """A section with its options, or with the one that `section.key` names."""
+    around, _, key = name.rpartition(".")
+    section = sections().get(around)
+    if section is not None and key in section.model_fields:
+        return around, section, [option for option in options(section) if option.key == key]
+    section = find_section(name)
+    return name, section, options(section)
+
+
 def find_section(name: str) -> type[BaseModel]:
     """The section of that name; an error suggests the nearest one."""
     known = sections()
@@ -71,11 +81,11 @@ def options(section: type[BaseModel]) -> list[Option]:
 
 
 def print_options(names: Sequence[str]) -> None:
-    """Print the options of some sections as a commented TOML file."""
-    for name in names:
-        section = find_section(name)
+    """Print sections, or single options (`section.key`), as a commented TOML file."""
+    for given in names:
+        name, section, found = find_options(given)
         console.print(f"\n[bold]\\[{name}][/bold]  [dim]# {escape(summary(section))}[/dim]")
-        for option in options(section):
+        for option in found:
             shown = f"{option.key} = {option.default}" if option.default else f"{option.key}, unset"
             console.print(escape(shown), highlight=False)
             about = Text(f"{option.allowed}: {option.description}", style="dim")

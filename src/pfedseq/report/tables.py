@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,8 +58,7 @@ def print_clients(
 ) -> None:
     """Clients × classes: all counts where they fit, else each client's most frequent classes."""
     table = _clients_table(rows, class_names, every_class=True)
-    unbounded = console.options.update(width=10**6)
-    if Measurement.get(console, unbounded, table).maximum > console.width:
+    if widths(table).maximum > console.width:
         table = _clients_table(rows, class_names, every_class=False)
     _print(table, f"{unit.capitalize()}s of each client")
     if picture is not None:
@@ -94,6 +93,11 @@ def _clients_table(
             *(shown if every_class else [escape(listed)]),
         )
     return table
+
+
+def widths(table: Table) -> Measurement:
+    """The least and the most characters that a table takes."""
+    return Measurement.get(console, console.options.update(width=10**6), table)
 
 
 def _print(table: Table, title: str, caption: str = "") -> None:
@@ -267,29 +271,47 @@ def _undefined(summary: RunSummary) -> str:
 
 def _print_measures(summary: RunSummary) -> None:
     """Every method by every measure: mean over clients, and over all examples together."""
-    rows = list(summary.methods.items())[:MOST_METHOD_COLUMNS]
-    names = list(dict.fromkeys(name for _, row in rows for name in row.scores.test))
+    if len({name for row in summary.methods.values() for name in row.scores.test}) <= 2:
+        return
+    shown = dict(list(summary.methods.items())[:MOST_METHOD_COLUMNS])
+    table, both = _measures_table(shown, pooled=True), True
+    while widths(table).maximum > console.width and (both or len(shown) > 1):
+        if not both:
+            shown.popitem()
+        table, both = _measures_table(shown, pooled=False), False
+    caption = []
+    if not both:
+        caption.append("those over all examples together")
+    if len(shown) < len(summary.methods):
+        caption.append(f"those of {count(len(summary.methods) - len(shown), 'other method')}")
+    _print(
+        table,
+        "All measures on the test data, mean over clients"
+        f"{' (all examples together)' if both else ''}",
+        f"{' and '.join(caption)} are in summary.json" if caption else "",
+    )
+
+
+def _measures_table(methods: Mapping[str, MethodSummary], *, pooled: bool) -> Table:
+    """Measures × methods: means over clients and, with `pooled`, values over all examples."""
     table = plain_table()
     table.add_column("measure")
-    for name, _ in rows:
+    for name in methods:
         table.add_column(method_title(name), justify="right", no_wrap=True)
-    several = False
-    for name in names:
-        cells = []
-        for _, row in rows:
-            over, written = row.scores.over_clients(name), find_measure(name).format
-            pooled = row.pooled.get(name)
-            several |= over is not None
-            mean = "–" if over is None else written(over.client_mean)
-            cells.append(mean if pooled is None else f"{mean} ({written(pooled)})")
-        if any(row.scores.over_clients(name) is not None for _, row in rows):
-            measure = find_measure(name)
-            table.add_row(measure.format.label(measure.title, "[{}]").replace("[", "\\["), *cells)
-    if len(names) > 2:
-        _print(
-            table,
-            "All measures on the test data, mean over clients (all examples together)",
-        )
+    for name in dict.fromkeys(name for row in methods.values() for name in row.scores.test):
+        measure = find_measure(name)
+        overs = [row.scores.over_clients(name) for row in methods.values()]
+        if all(over is None for over in overs):
+            continue
+        cells = ["–" if over is None else measure.format(over.client_mean) for over in overs]
+        if pooled:
+            together = [row.pooled.get(name) for row in methods.values()]
+            cells = [
+                mean if value is None else f"{mean} ({measure.format(value)})"
+                for mean, value in zip(cells, together, strict=True)
+            ]
+        table.add_row(measure.format.label(measure.title, "[{}]").replace("[", "\\["), *cells)
+    return table
 
 
 def _print_choices(summary: RunSummary) -> None:

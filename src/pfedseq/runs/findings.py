@@ -12,6 +12,7 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
+from pfedseq.methods import method_title
 from pfedseq.runs.judging import FEWEST_TO_JUDGE, can_be_judged
 from pfedseq.runs.records import Finding, RoundRecord, evaluated
 from pfedseq.runs.scores import EvaluationSplit, Scores
@@ -57,7 +58,7 @@ def hardly_moved(seen: Seen) -> Iterator[Finding]:
         if by_client and (typical := median(by_client.values())) < LEAST_MOVEMENT:
             yield Finding(
                 "adapters_hardly_moved",
-                f"the adapters of {method} hardly moved: by {100 * typical:.2g} % of their initial "
+                f"the adapters of {method_title(method)} hardly moved: by {100 * typical:.2g} % of their initial "
                 "length; raise training.lr or run.rounds, or search with `pfedseq tune`",
                 (method,),
             )
@@ -75,8 +76,8 @@ def equal_methods(seen: Seen) -> Iterator[Finding]:
         ):
             yield Finding(
                 "equal_methods",
-                f"{one} and {other} end equal for every client (losses within {SAME_LOSS:g}): "
-                "nothing was shared that made a difference",
+                f"{method_title(one)} and {method_title(other)} end equal for every client (losses "
+                f"within {SAME_LOSS:g}): the difference between them had no effect",
                 (one, other),
             )
 
@@ -99,7 +100,7 @@ def loss_rose(seen: Seen) -> Iterator[Finding]:
         if last > RISE * lowest:
             yield Finding(
                 "loss_rose",
-                f"the mean {split} loss of {method} rose from {lowest:.3g} in round {best} to "
+                f"the mean {split} loss of {method_title(method)} rose from {lowest:.3g} in round {best} to "
                 f"{last:.3g} in round {end}: lower training.lr, or keep the best round with "
                 'run.keep = "best_on_validation"',
                 (method,),
@@ -115,7 +116,7 @@ def learner_never_used(seen: Seen) -> Iterator[Finding]:
         if warmup >= records[-1].round:
             yield Finding(
                 "learner_never_used",
-                f"the learner of {method} was never used: its warm-up of {warmup} rounds lasted to "
+                f"the learner of {method_title(method)} was never used: its warm-up of {warmup} rounds lasted to "
                 f"the end (round {records[-1].round}); lower methods.{method}.warmup_rounds",
                 (method,),
             )
