@@ -1,20 +1,15 @@
-"""Rounds of thousands of clients on one machine, and what the learner's forms are worth there.
+"""Rounds of thousands of clients on one machine: time, memory and checkpoints.
 
     python benchmarks/many_clients.py                      100 rounds of 1,000 and 10,000 clients
     python benchmarks/many_clients.py --quick              200 clients, a few rounds
-    python benchmarks/many_clients.py --accuracy lab/cifar100 --seeds 0,1,2 \\
-        --set data.num_clients=100 --set federation.participation=0.2
 
-The first part plays pFedSeq's rounds on toy clients (K = 4, D = 1,024; every one answers through
-the engine that a run has) of which a tenth takes part in each, with a checkpoint after every
-`--checkpoint-every` rounds; each N in a process of its own. Printed are the medians of the first
-and the last third of the rounds, so that growth from round to round would show, and of memory both
-what the process holds and what of it is in use: the difference is free memory that the C library
-keeps (`pfedseq.engines.heap`).
-
-The second runs a preset or config once for each form and seed: pFedSeq dense and pooled, FedAvg,
-FedRep and Local, and what `--also` names. Printed is the mean over seeds of the client mean, on the
-validation images (to choose by, on seeds from 100 on) or with `--split test`.
+Plays pFedSeq's rounds on toy clients (K = 4, D = 1,024; each answers through the engine of a run),
+of which a tenth takes part in each round, with a checkpoint after every `--checkpoint-every`
+rounds; each N in a process of its own. Printed are the medians of the first and the last third of
+the rounds, which show growth from round to round: seconds by the clock and of the processor, what
+the process holds in memory after a round, and what of it the program has allocated. (The
+difference is the interpreter, its libraries, and freed memory that the C library keeps:
+`pfedseq.engines.heap`.) Accuracy at scale is measured by at_scale.py.
 """
 
 import argparse
@@ -25,34 +20,23 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import torch
 from learner_cost import resident_kib
 
-from pfedseq.config import load_config
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.engines.local import LocalClients
 from pfedseq.engines.rounds import RoundOutcome, run_rounds
 from pfedseq.engines.states import MemoryStates
 from pfedseq.methods import METHODS
 from pfedseq.runs.checkpoint import Checkpoints
-from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.run import run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.toys import make_setup, quadratic_federation, random_centers
 
 LAYERS, DIM, HEAD, PARTICIPATION = 4, 1024, 10, 0.1
-FORMS = {
-    "pFedSeq, dense": ("pfedseq", ["mixing=dense", "row_share=1.0"]),
-    "pFedSeq, dense, a tenth of the rows": ("pfedseq", ["mixing=dense", "row_share=0.1"]),
-    "pFedSeq, pooled": ("pfedseq", ["mixing=pooled"]),
-    "FedAvg": ("fedavg", []),
-    "FedRep": ("fedrep", []),
-    "Local": ("local", []),
-}
 
 
 class _Heap(ctypes.Structure):
@@ -67,11 +51,12 @@ class _Heap(ctypes.Structure):
     )
 
 
-def kept_free_mib() -> float:
-    """Memory that the program has freed and the C library keeps."""
+def allocated_mib() -> float:
+    """Memory that the program has allocated and not freed."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _Heap
-    return float(mallinfo2().fordblks) / 2**20
+    heap = mallinfo2()
+    return float(heap.uordblks + heap.hblkhd) / 2**20
 
 
 def simulate(clients: int, rounds: int, checkpoint_every: int) -> dict[str, Any]:
@@ -82,22 +67,27 @@ def simulate(clients: int, rounds: int, checkpoint_every: int) -> dict[str, Any]
     centers = random_centers(clients, LAYERS, DIM, HEAD)
     server = method.server(config, make_setup(centers, sizes, rounds))
     conditions = FederationConfig(participation=PARTICIPATION)
-    found: dict[str, list[float]] = {"round": [], "server": [], "save": [], "mib": []}
-    found["used_mib"] = []
+    names = ("round", "server", "processor", "save", "mib", "allocated_mib")
+    found: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as place:
         checkpoints = Checkpoints(Path(place), MemoryStates(), {})
         sites = quadratic_federation(centers, sizes)
         engine = LocalClients(method.client, config, sites, states=checkpoints.states)
 
+        begin = time.process_time()
+
         def after(outcome: RoundOutcome) -> None:
+            nonlocal begin
+            found["processor"].append(time.process_time() - begin)
+            found["round"].append(outcome.round_seconds - outcome.evaluate_seconds)
+            found["server"].append(outcome.server_seconds)
+            found["mib"].append(resident_kib("VmRSS") / 1024)
+            found["allocated_mib"].append(allocated_mib())
             if outcome.t % checkpoint_every == 0:
                 start = time.perf_counter()
                 checkpoints.save(outcome.t, server)
                 found["save"].append(time.perf_counter() - start)
-            found["round"].append(outcome.round_seconds - outcome.evaluate_seconds)
-            found["server"].append(outcome.server_seconds)
-            found["mib"].append(resident_kib("VmRSS") / 1024)
-            found["used_mib"].append(found["mib"][-1] - kept_free_mib())
+            begin = time.process_time()
 
         run_rounds(server, engine, range(1, rounds + 1), after, rounds + 1, conditions)
         on_disk = sum(p.stat().st_size for p in Path(place).rglob("*") if p.is_file())
@@ -117,37 +107,17 @@ def _third(rounds: list[float]) -> int:
 
 
 def print_rounds(one: dict[str, Any]) -> None:
+    def growth(name: str, digits: int) -> str:
+        return f"{one[f'{name}_early']:.{digits}f} → {one[f'{name}_late']:.{digits}f}"
+
     print(
-        f"  {one['clients']:6,} clients, {one['mixing']}:"
-        f" round {one['round_early']:6.2f} → {one['round_late']:6.2f} s,"
-        f" of it server {one['server_early']:5.2f} → {one['server_late']:5.2f} s,"
-        f" checkpoint {one['save_early']:5.2f} → {one['save_late']:5.2f} s,"
-        f" memory {one['mib_early']:5.0f} → {one['mib_late']:5.0f} MiB,"
-        f" of it in use {one['used_mib_early']:5.0f} → {one['used_mib_late']:5.0f} MiB,"
-        f" two checkpoints {one['checkpoints_mb']:6.0f} MB",
+        f"  {one['clients']:6,} clients, {one['mixing']}: round {growth('round', 2)} s,"
+        f" of it server {growth('server', 2)} s, processor {growth('processor', 2)} s,"
+        f" checkpoint {growth('save', 2)} s, memory {growth('mib', 0)} MiB,"
+        f" allocated {growth('allocated_mib', 0)} MiB, peak {one['peak_mib']:.0f} MiB,"
+        f" two checkpoints {one['checkpoints_mb']:.0f} MB",
         flush=True,
     )
-
-
-def accuracy(
-    source: str, overrides: list[str], seeds: list[int], forms: dict[str, Any], split: str
-) -> list[dict[str, Any]]:
-    """The client mean after the last round of each form, by seed; printed as they come."""
-    figures = []
-    for title, (name, options) in forms.items():
-        own = [f"methods.{name}.{option}" for option in options]
-        found = []
-        for seed in seeds:
-            settings = [*overrides, *own, f"run.seed={seed}", f'run.methods=["{name}"]']
-            with tempfile.TemporaryDirectory() as place:
-                run(load_config(source, settings), place)
-                scores = RunFolder(Path(place)).records()[-1].scores
-            over = scores.over_clients(split=split) if scores is not None else None
-            assert over is not None  # the last round is evaluated
-            found.append(over.client_mean)
-        print(f"  {title:36} {fmean(found):7.4f}  {found}", flush=True)
-        figures.append({"form": title, "seeds": seeds, split: found})
-    return figures
 
 
 def main() -> None:
@@ -156,12 +126,6 @@ def main() -> None:
     parser.add_argument("--clients", default="1000,10000")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--checkpoint-every", type=int, default=1, metavar="ROUNDS")
-    parser.add_argument("--accuracy", metavar="CONFIG", help="compare the forms on this config")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
-    parser.add_argument("--only", help="forms by name, with semicolons")
-    parser.add_argument("--also", action="append", default=[], metavar="METHOD")
-    parser.add_argument("--seeds", default="100,101")
-    parser.add_argument("--split", choices=("validation", "test"), default="validation")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -169,24 +133,13 @@ def main() -> None:
     if arguments.one is not None:
         print(json.dumps(simulate(arguments.one, rounds, arguments.checkpoint_every)))
         return
-    figures: dict[str, Any] = {}
-    if arguments.accuracy is not None:
-        seeds = [int(seed) for seed in arguments.seeds.split(",")]
-        print(f"{arguments.accuracy}, {arguments.split}, seeds {arguments.seeds}: client mean")
-        wanted = FORMS if arguments.only is None else arguments.only.split(";")
-        forms = {name: FORMS[name] for name in wanted}
-        forms |= {name: (name, []) for name in arguments.also}
-        figures["accuracy"] = accuracy(
-            arguments.accuracy, arguments.settings, seeds, forms, arguments.split
-        )
-    else:
-        figures["rounds"] = []
-        for clients in [200] if arguments.quick else map(int, arguments.clients.split(",")):
-            command = [sys.executable, __file__, "--one", str(clients), "--rounds", str(rounds)]
-            command += ["--checkpoint-every", str(arguments.checkpoint_every)]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            figures["rounds"].append(json.loads(done.stdout))
-            print_rounds(figures["rounds"][-1])
+    figures: dict[str, Any] = {"rounds": []}
+    for clients in [200] if arguments.quick else map(int, arguments.clients.split(",")):
+        command = [sys.executable, __file__, "--one", str(clients), "--rounds", str(rounds)]
+        command += ["--checkpoint-every", str(arguments.checkpoint_every)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        figures["rounds"].append(json.loads(done.stdout))
+        print_rounds(figures["rounds"][-1])
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -44,3 +44,37 @@ def test_a_pass_uses_the_memory_of_the_one_before() -> None:
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     assert any(faults() < 1_000 for _ in range(3))
+
+
+RETURNED = """
+import torch
+from pfedseq.engines.heap import FreedMemory, _resident, keep_freed_memory
+
+keep_freed_memory()
+freed, pinned = FreedMemory(), []
+freed.release()
+
+def use(blocks):
+    some = []
+    for _ in range(blocks):  # of 16 MiB, each with a small one behind it that stays
+        some.append(torch.ones(2**22))
+        pinned.append(torch.ones(2**10))
+
+for blocks in (10, 40, 40):
+    use(blocks)
+    held = _resident()
+    freed.release()
+    print(held // 2**20, _resident() // 2**20)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others return memory themselves")
+def test_much_freed_memory_is_returned_between_rounds_and_little_is_kept() -> None:
+    """160 MiB are kept for the next round; 640 MiB in pieces are returned, again and again."""
+    command = [sys.executable, "-c", RETURNED]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    few, many, again = (tuple(map(int, line.split())) for line in said.splitlines())
+    assert few[0] - few[1] < 10
+    for held, left in (many, again):
+        assert held - left > 500
+    assert again[1] - many[1] < 10, "what is in use is all that remains"

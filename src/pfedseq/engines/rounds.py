@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pfedseq.engines.conditions import FederationConfig
+from pfedseq.engines.heap import FreedMemory
 from pfedseq.engines.intake import Intake
 from pfedseq.engines.roster import Roster
 from pfedseq.federation import Clients, Server
@@ -57,6 +58,7 @@ def run_rounds(
     client's state can change between them, or the run can end.
     """
     roster = Roster(clients, server, conditions or FederationConfig())
+    freed = FreedMemory()
     for t in rounds:
         change = roster.take_seats(t)
         training, evaluation = Intake(roster), Intake(roster)
@@ -87,3 +89,4 @@ def run_rounds(
                 left=change.left,
             )
         )
+        freed.release()

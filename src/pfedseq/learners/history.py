@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,17 +14,16 @@ SMALLEST_LENGTH = 1e-30
 """Avoids division by zero for an update of zeros."""
 
 Gap = Literal["zero", "last", "decayed"]
+Precision = Literal["float32", "bfloat16"]
 
 
-def fill_gaps(deltas: Tensor, present: Tensor, newest: Tensor | None, policy: Gap) -> Tensor:
-    """Δ^t (N, K, D) with the rows of absent clients filled in.
+def stand_in(before: Tensor, policy: Gap, out: Tensor | None = None) -> Tensor:
+    """What an absent client's row is filled with, from the round before.
 
-    Filled with zeros (`zero`), the previous round's row (`last`), or half of it (`decayed`).
+    Zeros (`zero`), the row again (`last`), or half of it (`decayed`).
     """
-    if policy == "zero" or newest is None:
-        return deltas
-    stand_in = newest if policy == "last" else GAP_DECAY * newest
-    return torch.where(present[:, None, None], deltas, stand_in)
+    share = {"zero": 0.0, "last": 1.0, "decayed": GAP_DECAY}[policy]
+    return torch.mul(before, share, out=out)
 
 
 def bounded(deltas: Tensor, usual: Tensor, factor: float) -> Tensor:
@@ -78,23 +77,117 @@ class Lengths(Rounds):
         return torch.where(lengths > 0, lengths, torch.nan).nanmedian(0).values.nan_to_num(0.0)
 
 
-class History(Rounds):
-    """A window over Δ^1, Δ^2, … that keeps the newest L rounds (Eq. 6)."""
+class Sent(NamedTuple):
+    """One round's updates, of the clients that sent one."""
+
+    places: Tensor  # (P,)
+    deltas: Tensor  # (P, K, D)
+
+
+class History:
+    """A window over Δ^1, Δ^2, … that keeps the newest L rounds (Eq. 6).
+
+    Only what clients sent is stored. What stands in for absent clients (`stand_in`) is computed
+    when the window is read, from the oldest round, which is stored complete. With `bfloat16`,
+    updates are rounded when they are stored; the window is float32.
+    """
+
+    def __init__(
+        self, max_length: int, gaps: Gap = "last", precision: Precision = "float32"
+    ) -> None:
+        self.max_length = max_length
+        """L."""
+        self.gaps: Gap = gaps
+        self.precision: Precision = precision
+        self._rounds: deque[Sent] = deque()
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def append(self, deltas: Tensor, present: Tensor | None = None) -> None:
+        """Append Δ^t (N, K, D), of the clients `present` (N,) or of all; drop rounds beyond L."""
+        first = not self._rounds
+        if present is None or first:  # nothing stands in for a client that was absent in round 1
+            present = torch.ones(len(deltas), dtype=torch.bool, device=deltas.device)
+        sent = deltas.detach() if present.all() else deltas.detach()[present]
+        if self.precision == "bfloat16":
+            sent = sent.bfloat16()
+        self._rounds.append(Sent(present.nonzero().squeeze(1), sent))
+        if len(self._rounds) > self.max_length:
+            self._drop_oldest()
 
     def newest(self) -> Tensor | None:
         """The last round's Δ (N, K, D); none before the first."""
-        return self._rounds[-1] if self._rounds else None
+        if not self._rounds:
+            return None
+        filled = self._rounds[0].deltas[self._rounds[0].places.argsort()].to(self._dtype)
+        for sent in list(self._rounds)[1:]:
+            filled = self._filled(sent, filled)
+        return filled
 
     def known(self) -> Tensor:
         """(N,) the clients of which the window holds an update."""
-        return torch.stack([(deltas != 0).flatten(1).any(1) for deltas in self._rounds]).any(0)
+        known = torch.zeros_like(self._rounds[0].places, dtype=torch.bool)
+        for places, deltas in self._rounds:
+            known[places] |= (deltas != 0).flatten(1).any(1)
+        return known
 
     def window(self) -> Tensor:
         """All rounds kept, oldest first: (K, D, L', N) with L' ≤ L, a view of (L', N, K, D)."""
-        return torch.stack(tuple(self._rounds)).permute(2, 3, 0, 1)
+        return self.inputs()
 
     def inputs(self, rows: Tensor | None = None) -> Tensor:
         """The learner's input: the window of all D rows, or only of `rows` (R,)."""
-        if rows is None:
-            return self.window()
-        return torch.stack([deltas[..., rows] for deltas in self._rounds]).permute(2, 3, 0, 1)
+        places, oldest = self._rounds[0]
+        _, layers, dim = oldest.shape
+        dim = dim if rows is None else len(rows)
+        window = oldest.new_empty(len(self), len(places), layers, dim, dtype=self._dtype)
+        for age, (places, deltas) in enumerate(self._rounds):
+            if len(places) < window.shape[1]:
+                stand_in(window[age - 1], self.gaps, out=window[age])
+            window[age, places] = (deltas if rows is None else deltas[..., rows]).to(window)
+        return window.permute(2, 3, 0, 1)
+
+    def reseat(self, kept: Sequence[int], newcomers: int) -> None:
+        """Keep the rows of the clients at places `kept`; newcomers get zeros."""
+        new_place = {old: new for new, old in enumerate(kept)}
+        joined = range(len(kept), len(kept) + newcomers)
+        for age, (places, deltas) in enumerate(self._rounds):
+            stay = [row for row, old in enumerate(places.tolist()) if old in new_place]
+            seats = [new_place[int(places[row])] for row in stay]
+            rows = deltas[stay]
+            if age == 0:
+                seats += joined
+                rows = torch.cat([rows, rows.new_zeros(newcomers, *rows.shape[1:])])
+            self._rounds[age] = Sent(places.new_tensor(seats), rows)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The rounds by age, for a checkpoint."""
+        named = {str(age): sent.deltas for age, sent in enumerate(self._rounds)}
+        return named | {f"places{age}": sent.places for age, sent in enumerate(self._rounds)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore the result of `state_dict`."""
+        ages = range(len(state) // 2)
+        self._rounds = deque(Sent(state[f"places{age}"], state[str(age)]) for age in ages)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        stored = self._rounds[0].deltas.dtype
+        return torch.float32 if stored is torch.bfloat16 else stored
+
+    def _drop_oldest(self) -> None:
+        oldest = self._rounds.popleft()
+        following = self._rounds[0]
+        if len(following.places) < len(oldest.places):
+            filled = self._filled(following, oldest.deltas[oldest.places.argsort()])
+            everyone = torch.arange(len(filled), device=filled.device)
+            self._rounds[0] = Sent(everyone, filled)
+
+    def _filled(self, sent: Sent, before: Tensor) -> Tensor:
+        """The round (N, K, D) that follows the complete round `before`."""
+        filled = torch.empty_like(before)
+        if len(sent.places) < len(before):
+            stand_in(before, self.gaps, out=filled)
+        filled[sent.places] = sent.deltas.to(filled)
+        return filled

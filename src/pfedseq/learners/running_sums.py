@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pfedseq.learners.history import Gap, stand_in
+
 NUM_SUMS = 4
 """S: gives time constants of 1, 2.7, 7.4 and 20 rounds for L = 20."""
 
@@ -32,9 +34,10 @@ class RunningSums:
     constant updates make it √(2 · time) times as large.
     """
 
-    def __init__(self, max_length: int) -> None:
+    def __init__(self, max_length: int, gaps: Gap = "last") -> None:
         self.max_length = max_length
         """L: the longest time."""
+        self.gaps: Gap = gaps
         count = NUM_SUMS if max_length > 1 else 1
         self.times = [max_length ** (s / max(1, count - 1)) for s in range(count)]
         self._decays = [1 - 1 / time for time in self.times]
@@ -54,9 +57,11 @@ class RunningSums:
         """(N,) the clients that had an update within the last L rounds."""
         return self._silent < self.max_length
 
-    def append(self, deltas: Tensor) -> None:
-        """Add one round's Δ (N, K, D)."""
-        deltas = deltas.detach()
+    def append(self, deltas: Tensor, present: Tensor | None = None) -> None:
+        """Add Δ^t (N, K, D), of the clients `present` (N,) or of all."""
+        deltas, before = deltas.detach(), self.newest()
+        if present is not None and before is not None:
+            deltas = torch.where(present[:, None, None], deltas, stand_in(before, self.gaps))
         if self._sums is None:
             self._sums = deltas.new_zeros(len(self._decays), *deltas.shape)
             self._silent = torch.full((len(deltas),), self.max_length, device=deltas.device)

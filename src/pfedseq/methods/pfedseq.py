@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pfedseq.federation import Method, Reply, Setup, Tensors
 from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
-from pfedseq.learners.history import Gap, Lengths, bounded, fill_gaps
+from pfedseq.learners.history import Gap, Lengths, bounded
 from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
 from pfedseq.methods.parts.server_steps import AveragingConfig, server_steps
 from pfedseq.methods.parts.step_along import step_along
@@ -86,7 +86,7 @@ class PFedSeqServer(OwnHeadServer):
         self.shared = setup.initial.adapter  # the mean adapter (K, D)
         self.steps = server_steps(config, shared=self.shared)
         self.learner = CalibrationLearner(config, setup)
-        self.history = self.learner.empty_history()
+        self.history = self.learner.empty_history(config.history_gap)
         self.lengths = Lengths(config.max_sequence_length)
         self.notes = self.learner.notes(setup)
         self.optimizer = self.learner.optimizer()
@@ -109,8 +109,7 @@ class PFedSeqServer(OwnHeadServer):
             past = self.history.inputs(rows)  # Δ^{max(1, t−L) : t−1}, which made ξ^{t−1}
             calibrations = self.learner(past, self.history.known())
             step_along(self.optimizer, calibrations, _of_rows(seen, rows))  # Eq. (5)
-        gaps = self.config.history_gap
-        self.history.append(fill_gaps(seen, present, self.history.newest(), gaps))
+        self.history.append(seen, present)
         mean = self.setup.aggregate(self.adapters + deltas, present)  # of θ̃_i, Eq. (1)
         self.shared = self.steps["shared"](self.shared, mean)
         self.adapters = self.shared.expand_as(deltas)  # t ≤ W
