@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pfedseq import load_plugin
+from pfedseq import load_plugin, plugins
 from pfedseq.measures import MEASURES, score
 from pfedseq.runs.records import RunSummary
 from pfedseq.training.augmentations import AUGMENTATIONS
@@ -81,3 +81,4 @@ def test_the_example_of_a_measure_is_one():
         assert "top_two" not in undefined.values
     finally:
         del MEASURES["top_two"]
+        del plugins._files[(ROOT / "examples/plugin/pfedseq_example/top_two.py").resolve()]

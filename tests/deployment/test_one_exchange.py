@@ -39,10 +39,10 @@ def no_waiting(monkeypatch):
 def asked(site):
     """The rounds that a site was asked to evaluate, and to train for, in order."""
     fields = [Envelope.of_records(message.content).fields for message in site.heard]
-    evaluated = [f["evaluated"] or f["round"] for f in fields if f["step"] in ("train", "evaluate")]
-    first_training = 1 if fields[1]["step"] == "train" else 0
+    of_round = {"evaluate": "round", "train": "evaluated"}  # a training may name a round, or 0
+    evaluated = [f[of_round[f["step"]]] for f in fields if f["step"] in of_round]
     trained = [f["round"] for f in fields if f["step"] == "train"]
-    return evaluated[first_training:], trained
+    return [t for t in evaluated if t], trained
 
 
 def toys_over_flower(name, folder, rounds, **options):

@@ -52,7 +52,6 @@ from pfedseq.engines.heap import FreedMemory, _resident, keep_freed_memory
 
 keep_freed_memory()
 freed, pinned = FreedMemory(), []
-freed.release()
 
 def use(blocks):
     some = []

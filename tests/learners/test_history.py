@@ -3,33 +3,84 @@
 import pytest
 import torch
 
-from pfedseq.learners.history import History, Lengths, bounded, fill_gaps
+from pfedseq.learners.history import History, Lengths, bounded, stand_in
+from pfedseq.learners.running_sums import RunningSums
 
 THEN, NOW = torch.arange(6.0).view(3, 1, 2) + 1, -torch.ones(3, 1, 2)
 PRESENT = torch.tensor([True, False, True])
 
 
 @pytest.mark.parametrize(("policy", "share"), [("zero", 0.0), ("last", 1.0), ("decayed", 0.5)])
-def test_an_absent_client_is_stood_in_for(policy, share):
-    deltas = NOW * PRESENT[:, None, None]
-    filled = fill_gaps(deltas, PRESENT, THEN, policy)
-    assert torch.equal(filled[[0, 2]], NOW[[0, 2]])
-    assert torch.equal(filled[1], share * THEN[1])
-    assert fill_gaps(deltas, PRESENT, None, policy) is deltas, "nothing was there before"
+@pytest.mark.parametrize("kind", [History, RunningSums])
+def test_an_absent_client_is_stood_in_for(kind, policy, share):
+    history = kind(3, policy)
+    history.append(THEN)
+    history.append(NOW * PRESENT[:, None, None], PRESENT)
+    assert torch.equal(history.newest()[[0, 2]], NOW[[0, 2]])
+    assert torch.equal(history.newest()[1], share * THEN[1])
+
+
+@pytest.mark.parametrize("policy", ["zero", "last", "decayed"])
+def test_nothing_stands_in_for_who_is_absent_in_the_first_round(policy):
+    history = History(3, policy)
+    history.append(NOW * PRESENT[:, None, None], PRESENT)
+    assert torch.equal(history.newest(), NOW * PRESENT[:, None, None])
+    assert history.known().tolist() == PRESENT.tolist()
 
 
 @pytest.mark.parametrize("policy", ["zero", "last", "decayed"])
 def test_where_all_are_present_no_policy_shows(policy):
-    assert torch.equal(fill_gaps(NOW, torch.ones(3, dtype=torch.bool), THEN, policy), NOW)
+    history = History(2, policy)
+    for deltas in (THEN, NOW):
+        history.append(deltas, torch.ones(3, dtype=torch.bool))
+    assert torch.equal(history.window(), torch.stack([THEN, NOW]).permute(2, 3, 0, 1))
 
 
 def test_a_gap_that_lasts_fades():
     """Absent for three rounds: 1, then a half, a quarter, an eighth of the last update."""
-    history = History(9)
+    history = History(9, "decayed")
     history.append(THEN)
     for _ in range(3):
-        history.append(fill_gaps(torch.zeros_like(THEN), ~PRESENT, history.newest(), "decayed"))
+        history.append(torch.zeros_like(THEN), ~PRESENT)
     assert torch.equal(history.newest()[0], THEN[0] / 8)
+
+
+@pytest.mark.parametrize("policy", ["zero", "last", "decayed"])
+def test_what_is_not_stored_is_as_if_it_were(policy):
+    """Against whole rounds, with random absences, over more rounds than the window has.
+
+    Clients leave and join on the way, also while they are absent.
+    """
+    draw = torch.Generator().manual_seed(0)
+    history, whole = History(4, policy), []
+    for t in range(14):
+        if t == 8:  # client 1 leaves, one comes
+            history.reseat([0, 2, 3], 1)
+            whole = [torch.cat([d[[0, 2, 3]], torch.zeros(1, 2, 3)]) for d in whole]
+        present = torch.rand(4, generator=draw) < 0.4
+        deltas = torch.randn(4, 2, 3, generator=draw) * present[:, None, None]
+        history.append(deltas, present)
+        if whole:
+            deltas = torch.where(present[:, None, None], deltas, stand_in(whole[-1], policy))
+        whole = [*whole, deltas][-4:]
+        assert torch.equal(history.window(), torch.stack(whole).permute(2, 3, 0, 1))
+        assert torch.equal(history.newest(), whole[-1])
+        assert torch.equal(history.known(), (torch.stack(whole) != 0).flatten(2).any(2).any(0))
+        rows = torch.tensor([0, 2])
+        assert torch.equal(history.inputs(rows), history.window()[:, rows])
+        again = History(4, policy)
+        again.load_state_dict(history.state_dict())
+        assert torch.equal(again.window(), history.window())
+
+
+def test_only_what_clients_sent_is_stored():
+    """Of ten rounds in which one of three takes part: a whole one, and a row of each other."""
+    history = History(10)
+    for t in range(12):
+        present = torch.arange(3) == t % 3
+        history.append(NOW * present[:, None, None], present)
+    kept = [tensor for name, tensor in history.state_dict().items() if "places" not in name]
+    assert [len(tensor) for tensor in kept] == [3] + [1] * 9
 
 
 def test_newest_is_the_last_one_appended():

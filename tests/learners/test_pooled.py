@@ -278,5 +278,5 @@ class Unchanged:
     def __len__(self) -> int:
         return 3
 
-    def append(self, deltas: torch.Tensor) -> None:
+    def append(self, deltas: torch.Tensor, present: torch.Tensor) -> None:
         """Nothing."""

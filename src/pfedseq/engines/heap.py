@@ -40,8 +40,8 @@ class FreedMemory:
     def __init__(self) -> None:
         library = ctypes.CDLL(None) if sys.platform == "linux" else None
         self._trim = getattr(library, "malloc_trim", None)  # only the GNU C library has it
-        self._least = 0
-        """What the process held when no freed memory was kept."""
+        self._least = _resident() if self._trim else 0
+        """What the process held when it kept the least freed memory."""
 
     def release(self) -> None:
         """Call this between rounds; it takes microseconds unless there is something to return."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pfedseq.base_config import BaseConfig
 from pfedseq.federation import Setup
-from pfedseq.learners.history import History
+from pfedseq.learners.history import Gap, History
 from pfedseq.learners.linear import LinearLearner
 from pfedseq.learners.lstm import LSTMLearner
 from pfedseq.learners.mamba import MambaLearner
@@ -189,10 +189,10 @@ class CalibrationLearner(nn.Module):
                 )
         self.to(setup.initial.adapter.device)
 
-    def empty_history(self) -> History | RunningSums:
+    def empty_history(self, gaps: Gap) -> History | RunningSums:
         """An empty history for this learner to read."""
         kind = RunningSums if self.mixing == "pooled" else History
-        return kind(self.config.window_length)
+        return kind(self.config.window_length, gaps)
 
     def notes(self, setup: Setup) -> list[str]:
         """Remarks for the user where the learner differs from the paper's."""

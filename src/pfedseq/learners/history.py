@@ -14,7 +14,6 @@ SMALLEST_LENGTH = 1e-30
 """Avoids division by zero for an update of zeros."""
 
 Gap = Literal["zero", "last", "decayed"]
-Precision = Literal["float32", "bfloat16"]
 
 
 def stand_in(before: Tensor, policy: Gap, out: Tensor | None = None) -> Tensor:
@@ -88,17 +87,13 @@ class History:
     """A window over Δ^1, Δ^2, … that keeps the newest L rounds (Eq. 6).
 
     Only what clients sent is stored. What stands in for absent clients (`stand_in`) is computed
-    when the window is read, from the oldest round, which is stored complete. With `bfloat16`,
-    updates are rounded when they are stored; the window is float32.
+    when the window is read, from the oldest round, which is stored complete.
     """
 
-    def __init__(
-        self, max_length: int, gaps: Gap = "last", precision: Precision = "float32"
-    ) -> None:
+    def __init__(self, max_length: int, gaps: Gap = "last") -> None:
         self.max_length = max_length
         """L."""
         self.gaps: Gap = gaps
-        self.precision: Precision = precision
         self._rounds: deque[Sent] = deque()
 
     def __len__(self) -> int:
@@ -110,8 +105,6 @@ class History:
         if present is None or first:  # nothing stands in for a client that was absent in round 1
             present = torch.ones(len(deltas), dtype=torch.bool, device=deltas.device)
         sent = deltas.detach() if present.all() else deltas.detach()[present]
-        if self.precision == "bfloat16":
-            sent = sent.bfloat16()
         self._rounds.append(Sent(present.nonzero().squeeze(1), sent))
         if len(self._rounds) > self.max_length:
             self._drop_oldest()
@@ -120,7 +113,7 @@ class History:
         """The last round's Δ (N, K, D); none before the first."""
         if not self._rounds:
             return None
-        filled = self._rounds[0].deltas[self._rounds[0].places.argsort()].to(self._dtype)
+        filled = self._rounds[0].deltas[self._rounds[0].places.argsort()]
         for sent in list(self._rounds)[1:]:
             filled = self._filled(sent, filled)
         return filled
@@ -141,11 +134,11 @@ class History:
         places, oldest = self._rounds[0]
         _, layers, dim = oldest.shape
         dim = dim if rows is None else len(rows)
-        window = oldest.new_empty(len(self), len(places), layers, dim, dtype=self._dtype)
+        window = oldest.new_empty(len(self), len(places), layers, dim)
         for age, (places, deltas) in enumerate(self._rounds):
             if len(places) < window.shape[1]:
                 stand_in(window[age - 1], self.gaps, out=window[age])
-            window[age, places] = (deltas if rows is None else deltas[..., rows]).to(window)
+            window[age, places] = deltas if rows is None else deltas[..., rows]
         return window.permute(2, 3, 0, 1)
 
     def reseat(self, kept: Sequence[int], newcomers: int) -> None:
@@ -171,11 +164,6 @@ class History:
         ages = range(len(state) // 2)
         self._rounds = deque(Sent(state[f"places{age}"], state[str(age)]) for age in ages)
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        stored = self._rounds[0].deltas.dtype
-        return torch.float32 if stored is torch.bfloat16 else stored
-
     def _drop_oldest(self) -> None:
         oldest = self._rounds.popleft()
         following = self._rounds[0]
@@ -189,5 +177,5 @@ class History:
         filled = torch.empty_like(before)
         if len(sent.places) < len(before):
             stand_in(before, self.gaps, out=filled)
-        filled[sent.places] = sent.deltas.to(filled)
+        filled[sent.places] = sent.deltas
         return filled

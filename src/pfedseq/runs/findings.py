@@ -58,8 +58,9 @@ def hardly_moved(seen: Seen) -> Iterator[Finding]:
         if by_client and (typical := median(by_client.values())) < LEAST_MOVEMENT:
             yield Finding(
                 "adapters_hardly_moved",
-                f"the adapters of {method_title(method)} hardly moved: by {100 * typical:.2g} % of their initial "
-                "length; raise training.lr or run.rounds, or search with `pfedseq tune`",
+                f"the adapters of {method_title(method)} hardly moved: by {100 * typical:.2g} % of "
+                "their initial length; raise training.lr or run.rounds, or search with "
+                "`pfedseq tune`",
                 (method,),
             )
 
@@ -100,9 +101,9 @@ def loss_rose(seen: Seen) -> Iterator[Finding]:
         if last > RISE * lowest:
             yield Finding(
                 "loss_rose",
-                f"the mean {split} loss of {method_title(method)} rose from {lowest:.3g} in round {best} to "
-                f"{last:.3g} in round {end}: lower training.lr, or keep the best round with "
-                'run.keep = "best_on_validation"',
+                f"the mean {split} loss of {method_title(method)} rose from {lowest:.3g} in round "
+                f"{best} to {last:.3g} in round {end}: lower training.lr, or keep the best round "
+                'with run.keep = "best_on_validation"',
                 (method,),
             )
 
@@ -116,8 +117,9 @@ def learner_never_used(seen: Seen) -> Iterator[Finding]:
         if warmup >= records[-1].round:
             yield Finding(
                 "learner_never_used",
-                f"the learner of {method_title(method)} was never used: its warm-up of {warmup} rounds lasted to "
-                f"the end (round {records[-1].round}); lower methods.{method}.warmup_rounds",
+                f"the learner of {method_title(method)} was never used: its warm-up of {warmup} "
+                f"rounds lasted to the end (round {records[-1].round}); lower "
+                f"methods.{method}.warmup_rounds",
                 (method,),
             )
 
