@@ -34,7 +34,7 @@ def call(monkeypatch, tmp_path):
 
 
 def test_one_command_tunes_runs_records_and_can_be_repeated(call, tmp_path):
-    wanted = ("table1", "--methods", "local,fedavg,pfedseq,frozen", "--seeds", "0,1")
+    wanted = ("table1", "--methods", "local,fedavg,pfedseq,yardsticks", "--seeds", "0,1")
     done = call(*wanted, *TUNED)
     assert done.exit_code == 0, done.output
     out = tmp_path / "runs" / "reproduce-demo-tuned"
@@ -56,7 +56,7 @@ def test_one_command_tunes_runs_records_and_can_be_repeated(call, tmp_path):
     assert frozen.method_config("pfedseq").lr == chosen, "the ablation has the method's options"
 
     file = ResultsFile.read(tmp_path / "kept.jsonl")
-    assert len(file.lines) == 4 * 2 + 3 * 2
+    assert len(file.lines) == 6 * 2 + 3 * 2
     summary = file.runs("digits", "fedavg")[1]
     made = RunFolder(out / "runs/digits/fedavg/seed_1").read_summary().methods["fedavg"]
     assert summary.client_mean == pytest.approx(made.client_mean, abs=1e-5)
@@ -125,12 +125,13 @@ def test_the_lab_has_scenarios_of_its_own():
     """Their configs load, have what they are named for, and nothing of the paper beside them."""
     names = ["cifar100_much", "digits_groups", "cifar100_partial"]
     wanted = Reproduction.of(
-        "table1", "lab", names, [0], out=None, choice=Choice(("pfedseq",), frozen=True)
+        "table1", "lab", names, [0], out=None, choice=Choice(("pfedseq",), yardsticks=True)
     )
     much, groups, partial = (wanted.configs[name] for name in names)
     assert much.data.max_images_per_client == 3000
     assert (groups.data.num_clients, groups.data.num_scanners) == (12, 4)
     assert partial.federation.participation == 0.3
     assert partial.data == load_config("lab/cifar100").data
-    assert [arm.key for arm in wanted.arms] == ["pfedseq", "pfedseq-frozen"]
-    assert wanted.num_runs == 6
+    yardsticks = ["pfedseq-frozen", "pfedseq-frozen-momentum", "pfedseq-momentum"]
+    assert [arm.key for arm in wanted.arms] == ["pfedseq", *yardsticks]
+    assert wanted.num_runs == 12

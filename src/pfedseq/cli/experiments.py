@@ -45,8 +45,8 @@ def reproduce(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods, comma-separated, or: all, newer, frozen (pFedSeq with an untrained "
-            "learner); default: the paper's."
+            help="Methods, comma-separated, or: all, newer, yardsticks (pFedSeq without its "
+            "learner, with server momentum instead, and with both); default: the paper's."
         ),
     ] = None,
     trials: Annotated[
@@ -121,10 +121,9 @@ def reproduce(
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     folder = out or Path("runs") / (f"reproduce-{stem}" + "-tuned" * bool(trials))
     listed = words(methods)
-    named = chosen(",".join(word for word in listed if word != "frozen"))
-    choice = Choice(
-        tuple(named), tuple(numbers(values, "--values")), frozen=bool({"frozen", "all"} & {*listed})
-    )
+    named = chosen(",".join(word for word in listed if word != "yardsticks"))
+    yardsticks = bool({"yardsticks", "all"} & {*listed})
+    choice = Choice(tuple(named), tuple(numbers(values, "--values")), yardsticks)
     tuning = Tuning(trials, tuple(numbers(trial_seeds, "--trial-seeds")), trial_rounds)
 
     def wanted(called: str) -> Reproduction:
