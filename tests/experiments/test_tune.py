@@ -95,6 +95,29 @@ def test_the_rate_is_followed_as_long_as_it_helps_and_then_the_methods_own_are_t
     assert diverging[3].values == {"lr": 0.000625}
 
 
+def test_a_rate_at_which_adapters_hardly_move_is_raised_until_they_do():
+    def rates(budget, moves_from):
+        search = Search("local", 1e-4, budget, find_measure("accuracy"))
+        for trial in search.wanted():
+            still = trial.values["lr"] < moves_from
+            near = 1 / (1 + abs(log(trial.values["lr"] / 0.4)))
+            search.done.append(replace(trial, score=0.0 if still else near, loss=1.0, still=still))
+        return [trial.values["lr"] for trial in search.done]
+
+    assert rates(7, 0.01) == [1e-4, 1.6e-3, 0.0256, 0.102, 0.0064, 0.408, 1.63]
+    assert rates(3, 1e9) == [1e-4, 1.6e-3, 0.0256], "within the budget"
+    assert rates(3, 1e-5) == [1e-4, 4e-4, 2.5e-5]
+
+
+def test_a_trial_knows_that_its_adapters_hardly_moved(tmp_path):
+    config = make_config(SMALL)
+    for name, lr in (("still", 1e-6), ("moved", 1.0)):
+        (trial,) = tune(
+            config, ["fedavg"], [0, 1], 1, tmp_path / name, lambda _: None, tell_nobody, {"lr": [lr]}
+        )
+        assert trial.still == (name == "still")
+
+
 def test_a_users_grid_takes_the_place_of_the_search():
     grid = read_grid(
         ["training.lr=0.1,0.2", "adapter.alpha=2,16", "methods.ditto.proximal_weight=1,2,3"]

@@ -2,7 +2,8 @@
 
 The most important option comes first: the local learning rate is varied from the config's value up
 and down by factors of four as long as it helps; then the method's own options are searched at the
-best rate. A grid given by the user replaces both.
+best rate. A rate at which adapters hardly move is raised sixteenfold. A grid given by the user
+replaces all of this.
 
 Trials cannot read the test data: in their world every client's test examples are replaced by its
 validation examples.
@@ -27,6 +28,7 @@ from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
 from pfedseq.measures import Measure, find_measure
 from pfedseq.methods import find_method
+from pfedseq.runs.findings import HARDLY_MOVED
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import Listener, Tell
 from pfedseq.runs.sweep import SweepEntry, single, sweep
@@ -37,6 +39,8 @@ Grid = Mapping[str, Sequence[Any]]
 RATE = "lr"
 RATE_STEP = 4.0
 """Factor between two learning rates; smaller in the end, when nothing else is left to try."""
+RATE_JUMP = 16.0
+"""Factor from a rate at which adapters hardly move; no healthy rate lies in between."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Trial:
     """Mean validation headline over clients with the models they keep, over seeds; None: failed."""
     loss: float = inf
     """The same of the loss, which decides between equal scores."""
+    still: bool = False
+    """Whether adapters hardly moved."""
 
     @property
     def label(self) -> str:
@@ -114,8 +120,13 @@ class Search:
         if self.grid is not None:
             yield from grid_points(self.method, self.grid, self.budget)
             return
-        for factor in (1.0, RATE_STEP, 1 / RATE_STEP):
-            yield self._at(self.rate * factor)
+        rate = self.rate
+        yield self._at(rate)
+        while self.done[-1].still:
+            rate *= RATE_JUMP
+            yield self._at(rate)
+        for factor in (RATE_STEP, 1 / RATE_STEP):
+            yield self._at(rate * factor)
         # Further in the direction that helped; some of the budget is for the method's own options.
         own = {k: v for k, v in find_method(self.method).grid.items() if k != RATE}
         while (beyond := self._beyond()) and (not own or len(self.done) < self.budget - 2):
@@ -293,18 +304,20 @@ def write_tuning(config: Config, found: Sequence[Trial], out: Path) -> list[Path
 
 def _scored(trial: Trial, seeds: Sequence[int], out: Path) -> Trial:
     """The trial with its means over seeds; it has failed if any seed failed."""
-    scores, losses = [], []
+    scores, losses, still = [], [], []
     for seed in seeds:
         folder = RunFolder(out / trial.label / f"seed_{seed}")
         if not folder.summary.exists():
             return trial
-        kept = folder.read_summary().methods[trial.method].scores
+        summary = folder.read_summary()
+        still.append(any(finding.code == HARDLY_MOVED for finding in summary.findings))
+        kept = summary.methods[trial.method].scores
         loss = kept.over_clients("loss", "validation")
         if kept.validation_mean is None:  # the headline is undefined on all validation data
             return trial
         scores.append(kept.validation_mean)
         losses.append(inf if loss is None else loss.client_mean)
-    return replace(trial, score=fmean(scores), loss=fmean(losses))
+    return replace(trial, score=fmean(scores), loss=fmean(losses), still=all(still))
 
 
 def _value(word: str) -> Any:

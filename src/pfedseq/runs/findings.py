@@ -19,6 +19,8 @@ from pfedseq.runs.records import Finding, RoundRecord, evaluated
 from pfedseq.runs.scores import EvaluationSplit, Scores
 from pfedseq.words import some
 
+HARDLY_MOVED = "adapters_hardly_moved"
+"""The code of the finding that `tune` acts on."""
 LEAST_MOVEMENT = 0.01
 """Relative distance from the start below which adapters have hardly moved."""
 SAME_LOSS = 0.001
@@ -64,7 +66,7 @@ def hardly_moved(seen: Seen) -> Iterator[Finding]:
     if still:
         listed = _listed({method: f"by {100 * far:.2g} %" for method, far in still.items()})
         yield Finding(
-            "adapters_hardly_moved",
+            HARDLY_MOVED,
             f"adapters hardly moved from their initial values: {listed}; raise training.lr or "
             "run.rounds, or search with `pfedseq tune`",
             tuple(still),
