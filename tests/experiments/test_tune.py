@@ -134,6 +134,10 @@ def test_a_users_grid_takes_the_place_of_the_search():
     assert config.method_config("ditto").lr == 0.2
     assert config.method_config("local").lr == SMALL["training"]["lr"]
     assert config.adapter.alpha == 16
+    shared = read_grid(["training.batch_size=4,16", "training.momentum=0.5"])
+    assert shared == {"training.batch_size": [4, 16], "momentum": [0.5]}
+    small = with_values(make_config(SMALL), Trial("ditto", {"training.batch_size": 4}))
+    assert small.training.batch_size == 4
     for wrong in (["lr"], ["=1"], ["lr=1", "lr=2"], ["lr="]):
         with pytest.raises(InputError, match="must look like"):
             read_grid(wrong)

@@ -33,6 +33,7 @@ from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import Listener, Tell
 from pfedseq.runs.sweep import SweepEntry, single, sweep
 from pfedseq.runs.world import World
+from pfedseq.training.config import LocalTraining
 
 Grid = Mapping[str, Sequence[Any]]
 """Values to try, by option: `lr` of every method, `methods.ditto.lr` of one, `adapter.alpha`."""
@@ -68,14 +69,20 @@ class Trial:
 
 
 def read_grid(given: Sequence[str]) -> dict[str, list[Any]]:
-    """`--grid key=v1,v2` as values by option; each value is read as TOML, or else as a string."""
+    """`--grid key=v1,v2` as values by option; each value is read as TOML, or else as a string.
+
+    Options of [training] that a method can override are its own; the others stay in [training].
+    """
     grid: dict[str, list[Any]] = {}
     for one in given:
         key, _, text = one.partition("=")
+        section, _, option = key.strip().partition(".")
+        own = section == "training" and option in LocalTraining.model_fields
+        name = option if own else key.strip()
         values = [word.strip() for word in text.split(",") if word.strip()]
-        if not key.strip() or not values or key.strip() in grid:
+        if not name or not values or name in grid:
             raise InputError(f"--grid {one!r} must look like training.lr=0.01,0.1, once a key")
-        grid[key.strip().removeprefix("training.")] = [_value(word) for word in values]
+        grid[name] = [_value(word) for word in values]
     return grid
 
 
