@@ -75,6 +75,7 @@ def test_methods_that_hardly_beat_a_constant_answer():
     assert codes(seen(0.41, 0.424)) == []
     (found,) = look(seen(0.41, 0.42, backbone="demo"))
     assert "set model.backbone to a pretrained one" in found.sentence
+    assert codes(seen(0.41, 0.42, moved={"a": {0: 0.001}})) == ["adapters_hardly_moved"]
     north = {"trained_classes": {"north": (30, 30)}, "tested_classes": {"north": (100, 100)}}
     assert codes(seen(0.41, 0.42, **north)) == [], "not every client's classes are known"
     assert codes(seen(0.0, 0.0, class_names=(), trained_classes={}, tested_classes={})) == []
