@@ -106,9 +106,7 @@ def leave_out_unsplit(
         c for c in clients if len(c.train) and len(c.test) and (len(c.validation) or not validated)
     )
     kept = {c.name for c in whole}
-    names = [
-        f"{c.name} ({count(len(all_images(c)), unit)})" for c in clients if c.name not in kept
-    ]
+    names = [f"{c.name} ({count(len(all_images(c)), unit)})" for c in clients if c.name not in kept]
     if not names or not whole:
         return tuple(clients), []
     which = "client" if len(names) == 1 else "clients"
