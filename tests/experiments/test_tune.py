@@ -207,11 +207,15 @@ def test_the_command_prints_trials_and_writes_the_winner(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, [*arguments, "--set", "run.checkpoint_every=1"])
     assert done.exit_code == 0, done.output
     assert "Run the best with: pfedseq run runs/tune-demo/winner.toml" in done.output
+    assert "Validation accuracy in %, mean over clients" in done.output
     out = tmp_path / "runs" / "tune-demo"
     with (out / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
     scores = [float(row["validation_accuracy"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
+    for row in rows:
+        accuracy, loss = float(row["validation_accuracy"]), float(row["validation_loss"])
+        assert f"{100 * accuracy:.2f} {loss:.4g}" in " ".join(done.output.split())
     winner = load_config(out / "winner.toml").method_config("fedavg")
     assert f"lr={winner.lr:g}" == rows[0]["values"]
     alone = load_config(out / "best-fedavg.toml")

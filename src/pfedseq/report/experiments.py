@@ -216,11 +216,13 @@ def print_trials(found: Sequence[Trial], headline: Measure) -> None:
     table.add_column("method")
     table.add_column("values")
     table.add_column("validation", justify="right")
+    table.add_column("loss", justify="right")
     for trial in found:
         table.add_row(
             method_title(trial.method),
             escape(trial.shown(", ") or "as configured"),
             "failed" if trial.score is None else headline.format(trial.score),
+            "" if trial.score is None else f"{trial.loss:.4g}",
             style="bold" if trial in best else None,
         )
     what = headline.format.label(f"Validation {headline.title}", "in {}")
