@@ -15,8 +15,10 @@ from pfedseq.experiments.tune import (
     Search,
     Trial,
     at_edges,
+    indistinct,
     ranked,
     read_grid,
+    standard_error,
     tune,
     winners,
     winning_config,
@@ -115,6 +117,9 @@ def test_a_trial_knows_that_its_adapters_hardly_moved(tmp_path):
         out, grid = tmp_path / name, {"lr": [lr]}
         (trial,) = tune(config, ["fedavg"], [0, 1], 1, out, lambda _: None, tell_nobody, grid)
         assert trial.still == (name == "still")
+        worlds = [without_test(make_config(SMALL, [f"run.seed={seed}"])) for seed in (0, 1)]
+        sizes = [len(c.validation) for world in worlds for c in world.data.clients]
+        assert trial.error == standard_error(trial.score, sizes)
 
 
 def test_a_users_grid_takes_the_place_of_the_search():
@@ -153,6 +158,24 @@ def test_equal_scores_are_decided_by_the_loss_and_failures_come_last():
     ]
     order = [trial.values["lr"] for trial in ranked(trials, find_measure("accuracy"))]
     assert order == [4.0, 3.0, 2.0, 1.0]
+
+
+def test_trials_within_the_standard_error_of_the_best_are_counted():
+    # Shares of 0.6 on 10 and 40 examples: √(0.24 · (1/10 + 1/40)) / 2 = √0.03 / 2
+    error = standard_error(0.6, [10, 40])
+    assert error == pytest.approx(0.03**0.5 / 2)
+    best = Trial("local", {"lr": 1.0}, 0.6, error=error)
+    tried = [
+        best,
+        Trial("local", {"lr": 2.0}, 0.515),
+        Trial("local", {"lr": 3.0}, 0.512),
+        Trial("local", {"lr": 4.0}, None),
+        Trial("ditto", {"lr": 1.0}, 0.6),
+    ]
+    assert indistinct(best, tried, find_measure("accuracy")) == [tried[1]]
+    assert indistinct(replace(best, error=0.0), tried, find_measure("accuracy")) == []
+    cheaper = [replace(best, score=1.0, error=0.2), Trial("local", {"lr": 2.0}, 1.1)]
+    assert indistinct(cheaper[0], cheaper, find_measure("loss")) == [cheaper[1]]
 
 
 def test_a_best_value_at_the_edge_is_noticed():

@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 from pfedseq.config import Config, dump_config, make_config
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
-from pfedseq.measures import Measure, find_measure
+from pfedseq.measures import PERCENT, Measure, find_measure
 from pfedseq.methods import find_method
 from pfedseq.runs.findings import HARDLY_MOVED
 from pfedseq.runs.folder import RunFolder
@@ -57,6 +57,8 @@ class Trial:
     """The same of the loss, which decides between equal scores."""
     still: bool = False
     """Whether adapters hardly moved."""
+    error: float = 0.0
+    """Standard error of the score because of the number of validation examples; 0: unknown."""
 
     @property
     def label(self) -> str:
@@ -170,6 +172,24 @@ def ranked(trials: Sequence[Trial], headline: Measure) -> list[Trial]:
         return (-inf if trial.score is None else headline.rank(trial.score), -trial.loss)
 
     return sorted(trials, key=rank, reverse=True)
+
+
+def standard_error(score: float, sizes: Sequence[int]) -> float:
+    """That of the mean over clients of a share, each measured on `sizes` examples."""
+    return sqrt(score * (1 - score) * sum(1 / size for size in sizes)) / len(sizes)
+
+
+def indistinct(trial: Trial, tried: Sequence[Trial], headline: Measure) -> list[Trial]:
+    """Other trials of the method whose score is within the best trial's standard error."""
+    return [
+        other
+        for other in tried
+        if other.method == trial.method
+        and other.values != trial.values
+        and trial.score is not None
+        and other.score is not None
+        and headline.gain(trial.score, other.score) < trial.error
+    ]
 
 
 def at_edges(trial: Trial, tried: Sequence[Trial]) -> list[str]:
@@ -311,7 +331,7 @@ def write_tuning(config: Config, found: Sequence[Trial], out: Path) -> list[Path
 
 def _scored(trial: Trial, seeds: Sequence[int], out: Path) -> Trial:
     """The trial with its means over seeds; it has failed if any seed failed."""
-    scores, losses, still = [], [], []
+    scores, losses, still, sizes = [], [], [], []
     for seed in seeds:
         folder = RunFolder(out / trial.label / f"seed_{seed}")
         if not folder.summary.exists():
@@ -324,7 +344,10 @@ def _scored(trial: Trial, seeds: Sequence[int], out: Path) -> Trial:
             return trial
         scores.append(kept.validation_mean)
         losses.append(inf if loss is None else loss.client_mean)
-    return replace(trial, score=fmean(scores), loss=fmean(losses), still=all(still))
+        sizes += [size for size in kept.validation_examples if size]
+    score = fmean(scores)
+    error = standard_error(score, sizes) if kept.measure.format is PERCENT else 0.0
+    return replace(trial, score=score, loss=fmean(losses), still=all(still), error=error)
 
 
 def _value(word: str) -> Any:
