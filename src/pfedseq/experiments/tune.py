@@ -331,7 +331,8 @@ def write_tuning(config: Config, found: Sequence[Trial], out: Path) -> list[Path
 
 def _scored(trial: Trial, seeds: Sequence[int], out: Path) -> Trial:
     """The trial with its means over seeds; it has failed if any seed failed."""
-    scores, losses, still, sizes = [], [], [], []
+    scores, losses, still = [], [], []
+    sizes: list[int] = []
     for seed in seeds:
         folder = RunFolder(out / trial.label / f"seed_{seed}")
         if not folder.summary.exists():
