@@ -24,7 +24,7 @@ HARDLY_MOVED = "adapters_hardly_moved"
 LEAST_MOVEMENT = 0.01
 """Relative distance from the start below which adapters have hardly moved.
 
-On photographs and digits they moved by 0.08 to 0.9 at the default rate (6 to 80 rounds), by 0.04 at
+On photographs and digits they moved by 0.06 to 0.9 at the default rate (3 to 80 rounds), by 0.04 at
 a quarter of it and by 0.0002 at a thousandth of it.
 """
 SAME_LOSS = 0.001
