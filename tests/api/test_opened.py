@@ -66,6 +66,19 @@ def test_a_model_is_a_module_and_predicts_as_its_logits_say(told):
         pfedseq.open_run(folder).model("west")
 
 
+def test_one_example_alone_is_refused_where_its_parts_would_pass_for_examples(told, tmp_path):
+    names, folder = told
+    model, image = pfedseq.open_run(folder).model("north"), names["data"]["north"][0][0]
+    Image.fromarray(image).save(tmp_path / "a.png")
+    grey = image.mean(axis=-1) / 255
+    for alone in (image, grey, Image.fromarray(image), tmp_path / "a.png", str(tmp_path / "a.png")):
+        for use in (model.predict, model.predict_proba, model.prepare):
+            with pytest.raises(InputError, match=r"pass a list of examples.*\[example\]"):
+                use(alone)
+        assert len(model.predict([alone])) == 1
+    assert len(model.predict(np.stack([grey, grey, grey, grey]))) == 4
+
+
 @pytest.fixture
 def command(monkeypatch, capsys):
     """A command's exit code, and all that it said."""

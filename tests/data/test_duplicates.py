@@ -5,8 +5,9 @@ import io
 import numpy as np
 from PIL import Image
 
+from pfedseq.data.dataset import ClientData, ImageSet
 from pfedseq.data.decode import decode
-from pfedseq.data.duplicates import checksums, image_hashes, look_alike
+from pfedseq.data.duplicates import checksums, copies, image_hashes, look_alike
 
 
 def photos(number, side=48, seed=0):
@@ -77,3 +78,51 @@ def test_copies_themselves_are_not_called_alike():
     images = stored(photos(1) * 3)
     assert look_alike(images, image_hashes(images)) == []
     assert look_alike(images[:0], image_hashes(images[:0])) == []
+
+
+def held(images, labels, clients):
+    """The notes about clients that hold these images; a client is (train, validation, test)."""
+    examples = ImageSet(
+        name="photos",
+        labels=np.array(labels),
+        class_names=("cat", "dog"),
+        owners=None,
+        owner_names=(),
+        is_test=None,
+        fingerprint="",
+        images=images,
+        hashes=image_hashes(images),
+    )
+    parts = [[np.array(part, dtype=np.int64) for part in client] for client in clients]
+    return copies(examples, [ClientData(name, *p) for name, p in zip("abc", parts, strict=False)])
+
+
+def test_lookalikes_at_several_clients_are_noted_where_one_is_tested_and_the_other_trained_on():
+    pictures = photos(12)
+    images = stored([*pictures, as_jpeg(pictures[0], 85), as_jpeg(pictures[1], 85)])
+    labels = [0] * 14
+    rest = [[6, 7], [8], [9]]
+    assert held(images, labels, [([0, 2, 3], [4], [5]), ([6, 7], [8], [9, 12])]) == [
+        "1 test image looks almost like a training image of another client (b): scores may be "
+        "too good"
+    ]
+    swapped = held(images, labels, [([12, 13, 3], [4], [5]), ([6, 7], [8], [0, 1]), rest])
+    assert swapped[0].startswith("2 test images look almost like a training image of another")
+    assert "(b)" in swapped[0]
+    assert held(images, labels, [([0, 2, 3], [4], [5]), ([6, 12], [8], [9])]) == []
+    assert held(images, labels, [([2, 3], [4], [0]), ([6, 7], [8], [12])]) == []
+    assert held(images, labels, [([2, 3], [4], [5]), ([6, 7], [8], [9, 12])]) == [], "0 is nobody's"
+    (own,) = held(images, labels, [([0, 2, 3], [4], [12]), ([6, 7], [8], [9])])
+    assert "of the same client (a)" in own
+
+
+def test_copies_with_different_classes_are_noted():
+    pictures = photos(8)
+    images = stored([*pictures, pictures[0], pictures[1]])
+    clients = [([0, 2, 8], [3], [4]), ([5, 9], [6], [7, 1])]
+    said = held(images, [0] * 8 + [1, 0], clients)
+    assert said[-1] == "1 image occurs with different classes (a): check the labels"
+    assert len(said) == 2
+    assert len(held(images, [0] * 10, clients)) == 1
+    across = held(images, [0, 1] + [0] * 8, [([0, 2, 9], [3], [4]), ([5, 8], [6], [7, 1])])
+    assert across[-1] == "1 image occurs with different classes (a, b): check the labels"

@@ -166,7 +166,7 @@ def test_a_client_too_small_to_split_is_left_out_and_named():
     data = divide(texts([0, 1] * 6 + [0, 1], [0] * 12 + [1] * 2), config(), 0)
     assert [client.name for client in data.clients] == ["a"]
     assert data.notes == (
-        "left out the client b: too few examples for training, validation and test",
+        "left out the client b (2 texts): too few for training, validation and test",
     )
     with pytest.raises(InputError, match="client b has 2 examples"):
         divide(texts([0, 1] * 6 + [0, 1], [0] * 12 + [1] * 2), config(split="random"), 0)
@@ -189,7 +189,8 @@ def test_copies_stay_on_one_side_and_are_noted():
         assert sorted(map(len, sides)) == [0, 0, 3]
         assert data.notes[0].startswith("2 texts are copies of another one of the same client")
         assert data.notes[1].startswith("1 text is held by several clients (a, b)")
-        assert "almost like a training text of the same client (b)" in data.notes[2]
+        assert data.notes[2].startswith("2 texts occur with different classes (a, b)")
+        assert "almost like a training text of the same client (b)" in data.notes[3]
 
 
 def test_groups_are_dealt_and_split_whole():

@@ -15,8 +15,10 @@ from pfedseq.experiments.tune import (
     Search,
     Trial,
     at_edges,
+    indistinct,
     ranked,
     read_grid,
+    standard_error,
     tune,
     winners,
     winning_config,
@@ -95,6 +97,31 @@ def test_the_rate_is_followed_as_long_as_it_helps_and_then_the_methods_own_are_t
     assert diverging[3].values == {"lr": 0.000625}
 
 
+def test_a_rate_at_which_adapters_hardly_move_is_raised_until_they_do():
+    def rates(budget, moves_from):
+        search = Search("local", 1e-4, budget, find_measure("accuracy"))
+        for trial in search.wanted():
+            still = trial.values["lr"] < moves_from
+            near = 1 / (1 + abs(log(trial.values["lr"] / 0.4)))
+            search.done.append(replace(trial, score=0.0 if still else near, loss=1.0, still=still))
+        return [trial.values["lr"] for trial in search.done]
+
+    assert rates(7, 0.01) == [1e-4, 1.6e-3, 0.0256, 0.102, 0.0064, 0.408, 1.63]
+    assert rates(3, 1e9) == [1e-4, 1.6e-3, 0.0256], "within the budget"
+    assert rates(3, 1e-5) == [1e-4, 4e-4, 2.5e-5]
+
+
+def test_a_trial_knows_that_its_adapters_hardly_moved(tmp_path):
+    config = make_config(SMALL)
+    for name, lr in (("still", 1e-6), ("moved", 1.0)):
+        out, grid = tmp_path / name, {"lr": [lr]}
+        (trial,) = tune(config, ["fedavg"], [0, 1], 1, out, lambda _: None, tell_nobody, grid)
+        assert trial.still == (name == "still")
+        worlds = [without_test(make_config(SMALL, [f"run.seed={seed}"])) for seed in (0, 1)]
+        sizes = [len(c.validation) for world in worlds for c in world.data.clients]
+        assert trial.error == standard_error(trial.score, sizes)
+
+
 def test_a_users_grid_takes_the_place_of_the_search():
     grid = read_grid(
         ["training.lr=0.1,0.2", "adapter.alpha=2,16", "methods.ditto.proximal_weight=1,2,3"]
@@ -111,6 +138,10 @@ def test_a_users_grid_takes_the_place_of_the_search():
     assert config.method_config("ditto").lr == 0.2
     assert config.method_config("local").lr == SMALL["training"]["lr"]
     assert config.adapter.alpha == 16
+    shared = read_grid(["training.batch_size=4,16", "training.momentum=0.5"])
+    assert shared == {"training.batch_size": [4, 16], "momentum": [0.5]}
+    small = with_values(make_config(SMALL), Trial("ditto", {"training.batch_size": 4}))
+    assert small.training.batch_size == 4
     for wrong in (["lr"], ["=1"], ["lr=1", "lr=2"], ["lr="]):
         with pytest.raises(InputError, match="must look like"):
             read_grid(wrong)
@@ -127,6 +158,24 @@ def test_equal_scores_are_decided_by_the_loss_and_failures_come_last():
     ]
     order = [trial.values["lr"] for trial in ranked(trials, find_measure("accuracy"))]
     assert order == [4.0, 3.0, 2.0, 1.0]
+
+
+def test_trials_within_the_standard_error_of_the_best_are_counted():
+    # Shares of 0.6 on 10 and 40 examples: √(0.24 · (1/10 + 1/40)) / 2 = √0.03 / 2
+    error = standard_error(0.6, [10, 40])
+    assert error == pytest.approx(0.03**0.5 / 2)
+    best = Trial("local", {"lr": 1.0}, 0.6, error=error)
+    tried = [
+        best,
+        Trial("local", {"lr": 2.0}, 0.515),
+        Trial("local", {"lr": 3.0}, 0.512),
+        Trial("local", {"lr": 4.0}, None),
+        Trial("ditto", {"lr": 1.0}, 0.6),
+    ]
+    assert indistinct(best, tried, find_measure("accuracy")) == [tried[1]]
+    assert indistinct(replace(best, error=0.0), tried, find_measure("accuracy")) == []
+    cheaper = [replace(best, score=1.0, error=0.2), Trial("local", {"lr": 2.0}, 1.1)]
+    assert indistinct(cheaper[0], cheaper, find_measure("loss")) == [cheaper[1]]
 
 
 def test_a_best_value_at_the_edge_is_noticed():
@@ -181,11 +230,15 @@ def test_the_command_prints_trials_and_writes_the_winner(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, [*arguments, "--set", "run.checkpoint_every=1"])
     assert done.exit_code == 0, done.output
     assert "Run the best with: pfedseq run runs/tune-demo/winner.toml" in done.output
+    assert "Validation accuracy in %, mean over clients" in done.output
     out = tmp_path / "runs" / "tune-demo"
     with (out / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
     scores = [float(row["validation_accuracy"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
+    for row in rows:
+        accuracy, loss = float(row["validation_accuracy"]), float(row["validation_loss"])
+        assert f"{100 * accuracy:.2f} {loss:.4g}" in " ".join(done.output.split())
     winner = load_config(out / "winner.toml").method_config("fedavg")
     assert f"lr={winner.lr:g}" == rows[0]["values"]
     alone = load_config(out / "best-fedavg.toml")

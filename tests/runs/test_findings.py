@@ -34,8 +34,8 @@ def sound(**changes):
         names=NAMES,
         options={"a": {"warmup_rounds": 1, "learner_lr": 0.1}, "b": {"warmup_rounds": 9}},
         moved={"a": {0: 0.5, 1: 0.4}, "b": {0: 0.2}},
-        trained_classes={"north": (3, 0), "south": (4, 5)},
-        tested_classes={"north": (1, 0), "south": (2, 2)},
+        trained_classes={"north": (30, 30), "south": (40, 50)},
+        tested_classes={"north": (100, 100), "south": (200, 200)},
         class_names=("cat", "dog"),
     )
     return replace(seen, **changes)
@@ -54,8 +54,32 @@ def test_adapters_that_hardly_moved():
     (found,) = look(sound(moved={"a": {0: 0.002, 1: 0.009, 2: 3.0}}))
     assert found.code == "adapters_hardly_moved"
     assert found.methods == ("a",)
-    assert "hardly moved: by 0.9 % of their initial length" in found.sentence
+    assert "hardly moved from their initial values: a by 0.9 %; raise" in found.sentence
     assert codes(sound(moved={"a": {0: 0.002, 1: 0.011, 2: 3.0}})) == []
+    moved = {"a": {0: 0.002}, "b": {0: 0.001, 1: 0.003}, "c": {0: 1.0}, "d": {}}
+    (both,) = look(sound(moved=moved))
+    assert both.methods == ("a", "b")
+    assert "a by 0.2 %, b by 0.2 %;" in both.sentence
+
+
+def test_methods_that_hardly_beat_a_constant_answer():
+    # South's most frequent class is dog. Guesses: 0.5 of 200 and 0.25 of 400 examples, 0.375 on
+    # average with the standard error √(0.25/200 + 0.1875/400) / 2 = 0.0207.
+    tested = {"north": (100, 100), "south": (300, 100)}
+
+    def seen(*accuracies, **more):
+        return sound(scores={"a": scored(accuracies)}, **{"tested_classes": tested, **more})
+
+    (found,) = look(seen(0.41, 0.42))
+    assert (found.code, found.methods) == ("no_better_than_guessing", ("a",))
+    assert "most frequent class (37.5 % on test data): a 41.5 %; `pfedseq tune`" in found.sentence
+    assert codes(seen(0.41, 0.424)) == []
+    (found,) = look(seen(0.41, 0.42, backbone="demo"))
+    assert "set model.backbone to a pretrained one" in found.sentence
+    assert codes(seen(0.41, 0.42, moved={"a": {0: 0.001}})) == ["adapters_hardly_moved"]
+    north = {"trained_classes": {"north": (30, 30)}, "tested_classes": {"north": (100, 100)}}
+    assert codes(seen(0.41, 0.42, **north)) == [], "not every client's classes are known"
+    assert codes(seen(0.0, 0.0, class_names=(), trained_classes={}, tested_classes={})) == []
 
 
 def test_methods_that_end_equal_for_every_client():
@@ -71,14 +95,20 @@ def test_methods_that_end_equal_for_every_client():
 def test_a_loss_that_rose():
     (found,) = look(sound(records={"a": rounds(2.0, 1.0, 1.5)}))
     assert found.code == "loss_rose"
-    assert "validation loss of a rose from 1 in round 2 to 1.5 in round 3" in found.sentence
+    assert "validation loss rose: a from 1 in round 2 to 1.5 in round 3; lower" in found.sentence
+    assert "best_on_validation" in found.sentence
+    (found,) = look(sound(records={"a": rounds(2.0, 1.0, 1.5)}, keeps_last=False))
+    assert "best_on_validation" not in found.sentence
+    (found,) = look(sound(records={"a": rounds(1.0, 1.5), "b": rounds(1.0, 1.3)}))
+    assert found.methods == ("a", "b")
+    assert "1.5 in round 2, b from 1 in round 1 to 1.3 in round 2;" in found.sentence
     assert codes(sound(records={"a": rounds(2.0, 1.0, 1.19)})) == []
     unvalidated = [
         replace(r, scores=replace(r.scores, validation={"loss": (None, None)}))
         for r in rounds(1.0, 3.0)
     ]
     (found,) = look(sound(records={"a": unvalidated}))
-    assert "the mean test loss of a rose from 1 in round 1" in found.sentence
+    assert "the mean test loss rose: a from 1 in round 1" in found.sentence
 
 
 def test_a_learner_that_was_never_used():
@@ -107,14 +137,14 @@ def test_how_much_one_test_example_weighs():
 
 
 def test_classes_that_are_trained_but_not_tested():
-    (found,) = look(sound(tested_classes={"north": (1, 0), "south": (2, 0)}))
+    (found,) = look(sound(tested_classes={"north": (100, 100), "south": (200, 0)}))
     assert found.code == "classes_missing_from_test"
     assert "(south: dog)" in found.sentence
     assert found.clients == ("south",)
 
 
 def test_every_finding_is_listed_and_comes_back_from_json():
-    assert len(FINDINGS) == len(set(FINDINGS)) == 7
+    assert len(FINDINGS) == len(set(FINDINGS)) == 8
     for finding in (Finding("x", "y"), Finding("x", "y", ("a",), ("north",))):
         assert Finding.from_json(finding.to_json()) == finding
     with pytest.raises(KeyError):

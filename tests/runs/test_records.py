@@ -131,7 +131,7 @@ def test_who_joins_and_leaves_is_written_down():
     assert RoundRecord.from_json(line) == record
 
 
-def scored(method, t, accuracies, mean=(), examples=10):
+def scored(method, t, accuracies, mean=(), examples=40):
     """A round in which client i has that validation accuracy; none: it has no such data.
 
     `mean` is what the first of them have with the mean adapter.
@@ -173,6 +173,18 @@ def test_nobody_is_called_worse_off_on_a_handful_of_examples():
         for method, accuracy in (("local", 0.9), ("pfedseq", 0.1))
     }
     assert harmed_clients(runs, "a") == {}
+
+
+def test_nobody_is_called_worse_off_because_of_one_example():
+    def harmed(ours):
+        runs = {
+            method: scored(method, 2, (value,), examples=20).scores
+            for method, value in (("local", 0.5), ("pfedseq", ours))
+        }
+        return harmed_clients(runs, "a")
+
+    assert harmed(0.45) == {}
+    assert harmed(0.4) == {"pfedseq": {"local": ["a"]}}
 
 
 def test_the_worst_client_has_enough_test_examples_to_judge_it_by():

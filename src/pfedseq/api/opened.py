@@ -148,14 +148,14 @@ class ClientModel(nn.Module):
 
     def prepare(self, examples: Sequence[Any]) -> Tensor:
         """Inputs (B, …) of images (file names, PIL or arrays, as for `run`'s data) or of texts."""
-        read = [self.personal.read(_raw(one)) for one in examples]
-        return self.personal.inputs(read)
+        return self.personal.inputs([self.personal.read(_raw(one)) for one in _several(examples)])
 
     @torch.no_grad()
     def predict_proba(self, examples: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Class probabilities (n, C)."""
         if not self.class_names:
             raise InputError("a language model names no classes: `predict` gives its answers")
+        examples = _several(examples)
         parts = [
             self(self.prepare(examples[start : start + PREDICTION_BATCH])).double().softmax(1).cpu()
             for start in range(0, len(examples), PREDICTION_BATCH)
@@ -167,8 +167,18 @@ class ClientModel(nn.Module):
         """The name of the most likely class of each example; of a language model, its answers."""
         if not self.class_names:
             writer = Writer(self.personal, Writing())
-            return [writer.write(self.personal.read(_raw(one))) for one in examples]
+            return [writer.write(self.personal.read(_raw(one))) for one in _several(examples)]
         return [self.class_names[c] for c in self.predict_proba(examples).argmax(1)]
+
+
+def _several(examples: Any) -> Sequence[Any]:
+    """The examples; refuses one alone, whose rows or letters would pass for examples."""
+    shape = getattr(examples, "shape", ())
+    alone = isinstance(examples, str | Path | Image.Image)
+    if alone or len(shape) == 2 or (len(shape) == 3 and shape[-1] in (1, 3)):
+        raise InputError("pass a list of examples, also for a single one: [example]")
+    several: Sequence[Any] = examples
+    return several
 
 
 def _raw(one: Any) -> tuple[str, Any]:

@@ -6,7 +6,8 @@ cell of an 8 × 9 grid brighter than its right neighbour?) and then compared by 
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,47 +86,98 @@ def _differ_little(images: NDArray[np.uint8], a: int, b: int) -> bool:
 
 
 def copies(examples: ExampleSet, clients: Sequence[ClientData]) -> list[str]:
-    """Sentences about examples that occur twice within a client, or at several clients."""
+    """Sentences about examples that occur twice, exactly or almost, within or across clients."""
     if examples.hashes is None:
         return []
-    unit, names = examples.unit, [client.name for client in clients]
-    holder = np.full(len(examples.labels), -1, dtype=np.int64)
-    tested = np.zeros(len(examples.labels), dtype=bool)
-    for number, client in enumerate(clients):
-        holder[np.concatenate([client.train, client.validation, client.test])] = number
-        tested[client.test] = True
-    held = np.flatnonzero(holder >= 0)
-    number_of = same_numbers(examples.hashes[held, 0])
-    pairs = {(int(n), int(c)) for n, c in zip(number_of, holder[held], strict=True)}
+    held = _Held.of(examples, clients)
+    return [*_exact(examples.hashes[:, 0], held), *_almost(_alike(examples), held)]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Where each example (n,) is."""
+
+    unit: str
+    names: Sequence[str]
+    """The clients' names."""
+    labels: NDArray[np.int64]
+    holder: NDArray[np.int64]
+    """The number of the client that has it, or -1."""
+    tested: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, examples: ExampleSet, clients: Sequence[ClientData]) -> "_Held":
+        holder = np.full(len(examples.labels), -1, dtype=np.int64)
+        tested = np.zeros(len(examples.labels), dtype=bool)
+        for number, client in enumerate(clients):
+            holder[np.concatenate([client.train, client.validation, client.test])] = number
+            tested[client.test] = True
+        names = [client.name for client in clients]
+        return cls(examples.unit, names, examples.labels, holder, tested)
+
+    def who(self, members: Iterable[int]) -> str:
+        """The clients that have these examples, for a sentence."""
+        return some(sorted({self.names[int(self.holder[member])] for member in members}))
+
+
+def _exact(contents: NDArray[np.uint64], held: _Held) -> list[str]:
+    """About examples with equal content."""
+    members = np.flatnonzero(held.holder >= 0)
+    same: dict[int, list[int]] = {}
+    for number, member in zip(same_numbers(contents[members]), members.tolist(), strict=True):
+        same.setdefault(int(number), []).append(member)
+    twice = [group for group in same.values() if len(group) > 1]
+    clients_of = [{int(held.holder[member]) for member in group} for group in twice]
     said = []
-    if doubled := len(held) - len(pairs):
+    extra = sum(len(group) - len(at) for group, at in zip(twice, clients_of, strict=True))
+    if extra:
         said.append(
-            f"{count(doubled, unit)} {'is a copy' if doubled == 1 else 'are copies'} of another "
+            f"{count(extra, held.unit)} {'is a copy' if extra == 1 else 'are copies'} of another "
             f"one of the same client; copies are kept on one side of its split"
         )
-    at_clients: dict[int, set[int]] = {}
-    for number, client_number in pairs:
-        at_clients.setdefault(number, set()).add(client_number)
-    if spread := [where for where in at_clients.values() if len(where) > 1]:
-        who = sorted({names[number] for where in spread for number in where})
+    spread = [group for group, at in zip(twice, clients_of, strict=True) if len(at) > 1]
+    if spread:
         said.append(
-            f"{count(len(spread), unit)} {'is' if len(spread) == 1 else 'are'} held by several "
-            f"clients ({some(who)}): one client may be tested on examples that another trains on"
+            f"{count(len(spread), held.unit)} {'is' if len(spread) == 1 else 'are'} held by "
+            f"several clients ({held.who(itertools.chain(*spread))}): one client may be tested on "
+            "examples that another trains on"
         )
-    alike = [
-        (a, b)
-        for a, b in _alike(examples)
-        if holder[a] == holder[b] >= 0 and tested[a] != tested[b]
-    ]
-    if alike:
-        seen = len({a if tested[a] else b for a, b in alike})
-        who = sorted({names[int(holder[a])] for a, _ in alike})
+    torn = [group for group in twice if len({int(held.labels[member]) for member in group}) > 1]
+    if torn:
         said.append(
-            f"{count(seen, f'test {unit}')} {'looks' if seen == 1 else 'look'} almost like a "
-            f"training {unit} of the same client ({some(who)}): if they show the same patient, "
-            "scene or object, mark it as a group (see data.layout and data.group_column)"
+            f"{count(len(torn), held.unit)} {'occurs' if len(torn) == 1 else 'occur'} with "
+            f"different classes ({held.who(itertools.chain(*torn))}): check the labels"
         )
     return said
+
+
+def _almost(alike: Sequence[tuple[int, int]], held: _Held) -> list[str]:
+    """About test examples that look almost like a training example."""
+    leaks = [
+        (test, train)
+        for pair in alike
+        for test, train in (pair, pair[::-1])
+        if held.tested[test] and held.holder[train] >= 0 and not held.tested[train]
+    ]
+    own = {test for test, train in leaks if held.holder[test] == held.holder[train]}
+    foreign = {test for test, train in leaks if held.holder[test] != held.holder[train]}
+    said = []
+    if own:
+        said.append(
+            f"{_look(own, held)} of the same client ({held.who(own)}): if they show the same "
+            "patient, scene or object, mark it as a group (see data.layout and data.group_column)"
+        )
+    if foreign:
+        said.append(
+            f"{_look(foreign, held)} of another client ({held.who(foreign)}): scores may be too "
+            "good"
+        )
+    return said
+
+
+def _look(tests: set[int], held: _Held) -> str:
+    looks = "looks" if len(tests) == 1 else "look"
+    return f"{count(len(tests), f'test {held.unit}')} {looks} almost like a training {held.unit}"
 
 
 def _alike(examples: ExampleSet) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from pfedseq.data.preparing import prepared_images
 from pfedseq.data.splitting import join_units
 from pfedseq.data.text import load_texts
 from pfedseq.errors import InputError
-from pfedseq.words import some
+from pfedseq.words import count, some
 
 
 def load_data(
@@ -56,7 +56,8 @@ def divide(examples: ExampleSet, config: DataConfig, seed: int) -> FederatedData
     clients = deal(examples, config, seed)
     if config.split == "random":
         return FederatedData(examples, clients)
-    whole, small = leave_out_unsplit(clients, validated=config.validation_fraction > 0)
+    validated = config.validation_fraction > 0
+    whole, small = leave_out_unsplit(clients, validated=validated, unit=examples.unit)
     partition.check_sizes(
         whole,
         min_samples=config.min_samples or 1,
@@ -95,7 +96,7 @@ def deal(examples: ExampleSet, config: DataConfig, seed: int) -> tuple[ClientDat
 
 
 def leave_out_unsplit(
-    clients: Sequence[ClientData], *, validated: bool
+    clients: Sequence[ClientData], *, validated: bool, unit: str = "example"
 ) -> tuple[tuple[ClientData, ...], list[str]]:
     """The clients with enough examples for all splits, and a note about the others.
 
@@ -105,12 +106,12 @@ def leave_out_unsplit(
         c for c in clients if len(c.train) and len(c.test) and (len(c.validation) or not validated)
     )
     kept = {c.name for c in whole}
-    names = [c.name for c in clients if c.name not in kept]
+    names = [f"{c.name} ({count(len(all_images(c)), unit)})" for c in clients if c.name not in kept]
     if not names or not whole:
         return tuple(clients), []
     which = "client" if len(names) == 1 else "clients"
     splits = "training, validation and test" if validated else "training and test"
-    return whole, [f"left out the {which} {some(names)}: too few examples for {splits}"]
+    return whole, [f"left out the {which} {some(names)}: too few for {splits}"]
 
 
 def remarks(data: FederatedData) -> tuple[str, ...]:

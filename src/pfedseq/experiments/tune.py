@@ -2,7 +2,8 @@
 
 The most important option comes first: the local learning rate is varied from the config's value up
 and down by factors of four as long as it helps; then the method's own options are searched at the
-best rate. A grid given by the user replaces both.
+best rate. A rate at which adapters hardly move is raised sixteenfold. A grid given by the user
+replaces all of this.
 
 Trials cannot read the test data: in their world every client's test examples are replaced by its
 validation examples.
@@ -17,7 +18,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,18 +26,22 @@ from typing import Any
 from pfedseq.config import Config, dump_config, make_config
 from pfedseq.errors import InputError
 from pfedseq.files import write_atomically
-from pfedseq.measures import Measure, find_measure
+from pfedseq.measures import PERCENT, Measure, find_measure
 from pfedseq.methods import find_method
+from pfedseq.runs.findings import HARDLY_MOVED
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.run import Listener, Tell
 from pfedseq.runs.sweep import SweepEntry, single, sweep
 from pfedseq.runs.world import World
+from pfedseq.training.config import LocalTraining
 
 Grid = Mapping[str, Sequence[Any]]
 """Values to try, by option: `lr` of every method, `methods.ditto.lr` of one, `adapter.alpha`."""
 RATE = "lr"
 RATE_STEP = 4.0
 """Factor between two learning rates; smaller in the end, when nothing else is left to try."""
+RATE_JUMP = 16.0
+"""Factor from a rate at which adapters hardly move; no healthy rate lies in between."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,10 @@ class Trial:
     """Mean validation headline over clients with the models they keep, over seeds; None: failed."""
     loss: float = inf
     """The same of the loss, which decides between equal scores."""
+    still: bool = False
+    """Whether adapters hardly moved."""
+    error: float = 0.0
+    """Standard error of the score because of the number of validation examples; 0: unknown."""
 
     @property
     def label(self) -> str:
@@ -62,14 +71,20 @@ class Trial:
 
 
 def read_grid(given: Sequence[str]) -> dict[str, list[Any]]:
-    """`--grid key=v1,v2` as values by option; each value is read as TOML, or else as a string."""
+    """`--grid key=v1,v2` as values by option; each value is read as TOML, or else as a string.
+
+    Options of [training] that a method can override are its own; the others stay in [training].
+    """
     grid: dict[str, list[Any]] = {}
     for one in given:
         key, _, text = one.partition("=")
+        section, _, option = key.strip().partition(".")
+        own = section == "training" and option in LocalTraining.model_fields
+        name = option if own else key.strip()
         values = [word.strip() for word in text.split(",") if word.strip()]
-        if not key.strip() or not values or key.strip() in grid:
+        if not name or not values or name in grid:
             raise InputError(f"--grid {one!r} must look like training.lr=0.01,0.1, once a key")
-        grid[key.strip().removeprefix("training.")] = [_value(word) for word in values]
+        grid[name] = [_value(word) for word in values]
     return grid
 
 
@@ -114,8 +129,13 @@ class Search:
         if self.grid is not None:
             yield from grid_points(self.method, self.grid, self.budget)
             return
-        for factor in (1.0, RATE_STEP, 1 / RATE_STEP):
-            yield self._at(self.rate * factor)
+        rate = self.rate
+        yield self._at(rate)
+        while self.done[-1].still:
+            rate *= RATE_JUMP
+            yield self._at(rate)
+        for factor in (RATE_STEP, 1 / RATE_STEP):
+            yield self._at(rate * factor)
         # Further in the direction that helped; some of the budget is for the method's own options.
         own = {k: v for k, v in find_method(self.method).grid.items() if k != RATE}
         while (beyond := self._beyond()) and (not own or len(self.done) < self.budget - 2):
@@ -152,6 +172,24 @@ def ranked(trials: Sequence[Trial], headline: Measure) -> list[Trial]:
         return (-inf if trial.score is None else headline.rank(trial.score), -trial.loss)
 
     return sorted(trials, key=rank, reverse=True)
+
+
+def standard_error(score: float, sizes: Sequence[int]) -> float:
+    """That of the mean over clients of a share, each measured on `sizes` examples."""
+    return sqrt(score * (1 - score) * sum(1 / size for size in sizes)) / len(sizes)
+
+
+def indistinct(trial: Trial, tried: Sequence[Trial], headline: Measure) -> list[Trial]:
+    """Other trials of the method whose score is within the best trial's standard error."""
+    return [
+        other
+        for other in tried
+        if other.method == trial.method
+        and other.values != trial.values
+        and trial.score is not None
+        and other.score is not None
+        and headline.gain(trial.score, other.score) < trial.error
+    ]
 
 
 def at_edges(trial: Trial, tried: Sequence[Trial]) -> list[str]:
@@ -293,18 +331,24 @@ def write_tuning(config: Config, found: Sequence[Trial], out: Path) -> list[Path
 
 def _scored(trial: Trial, seeds: Sequence[int], out: Path) -> Trial:
     """The trial with its means over seeds; it has failed if any seed failed."""
-    scores, losses = [], []
+    scores, losses, still = [], [], []
+    sizes: list[int] = []
     for seed in seeds:
         folder = RunFolder(out / trial.label / f"seed_{seed}")
         if not folder.summary.exists():
             return trial
-        kept = folder.read_summary().methods[trial.method].scores
+        summary = folder.read_summary()
+        still.append(any(finding.code == HARDLY_MOVED for finding in summary.findings))
+        kept = summary.methods[trial.method].scores
         loss = kept.over_clients("loss", "validation")
         if kept.validation_mean is None:  # the headline is undefined on all validation data
             return trial
         scores.append(kept.validation_mean)
         losses.append(inf if loss is None else loss.client_mean)
-    return replace(trial, score=fmean(scores), loss=fmean(losses))
+        sizes += [size for size in kept.validation_examples if size]
+    score = fmean(scores)
+    error = standard_error(score, sizes) if kept.measure.format is PERCENT else 0.0
+    return replace(trial, score=score, loss=fmean(losses), still=all(still), error=error)
 
 
 def _value(word: str) -> Any:

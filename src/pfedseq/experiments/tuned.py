@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,8 @@ class Chosen:
 
 def trial_values(trial: Trial) -> dict[str, Any]:
     """A trial as JSON; what is not known is null."""
-    values = asdict(trial)
-    del values["method"]
-    return {**values, "loss": trial.loss if isfinite(trial.loss) else None}
+    loss = trial.loss if isfinite(trial.loss) else None
+    return {"values": dict(trial.values), "score": trial.score, "loss": loss}
 
 
 def read_trial(method: str, line: dict[str, Any]) -> Trial:

@@ -14,7 +14,7 @@ from pfedseq.experiments.estimate import Pace, seconds_left
 from pfedseq.experiments.plan import Plan
 from pfedseq.experiments.reproduce import Reproduction
 from pfedseq.experiments.sheet import Column, Sheet
-from pfedseq.experiments.tune import Trial, at_edges, winners
+from pfedseq.experiments.tune import Trial, at_edges, indistinct, winners
 from pfedseq.measures import Measure
 from pfedseq.methods import method_title
 from pfedseq.report.console import console, plain_table
@@ -216,17 +216,27 @@ def print_trials(found: Sequence[Trial], headline: Measure) -> None:
     table.add_column("method")
     table.add_column("values")
     table.add_column("validation", justify="right")
+    table.add_column("loss", justify="right")
     for trial in found:
         table.add_row(
             method_title(trial.method),
             escape(trial.shown(", ") or "as configured"),
             "failed" if trial.score is None else headline.format(trial.score),
+            "" if trial.score is None else f"{trial.loss:.4g}",
             style="bold" if trial in best else None,
         )
     what = headline.format.label(f"Validation {headline.title}", "in {}")
     console.print(f"[italic]{what}, mean over clients[/italic]")
     console.print(table)
     for trial in best:
+        if close := indistinct(trial, found, headline):
+            console.print(
+                f"Note: {count(len(close), 'other trial')} of {method_title(trial.method)} "
+                "cannot be told apart from its best: the standard error of a score is "
+                f"{100 * trial.error:.2g} points with these validation examples; use more seeds, "
+                "such as --seeds 0,1,2",
+                soft_wrap=True,
+            )
         for option in at_edges(trial, found):
             console.print(
                 f"Warning: {method_title(trial.method)}'s best {option} = {trial.values[option]} "

@@ -219,16 +219,19 @@ class RunFolder:
     ) -> Seen:
         """The run's records, for `look`."""
         assessed = {name: self.read_assessment(name) for name in by_method}
+        config = read_config(self.config) if self.config.exists() else Config()
         counted = [client for client in data["clients"] if "class_counts" in client]
         return Seen(
             by_method,
             scores,
             names,
-            read_config(self.config).methods if self.config.exists() else {},
+            config.methods,
             {name: one.moved for name, one in assessed.items() if one is not None},
             {client["name"]: client["class_counts"]["train"] for client in counted},
             {client["name"]: client["class_counts"]["test"] for client in counted},
             data.get("class_names", ()),
+            config.model.backbone if self.config.exists() else "",
+            config.run.keep == "last",
         )
 
     def read_summary(self) -> RunSummary:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pfedseq.errors import InputError
-from pfedseq.measures import MEASURES, Counts, Measure, find_measure
+from pfedseq.measures import MEASURES, PERCENT, Counts, Measure, find_measure
 from pfedseq.runs.judging import can_be_judged
 
 Values = tuple[float | None, ...]
@@ -209,7 +209,8 @@ class WorseOff:
 def worse_off(by_method: Mapping[str, Scores]) -> list[WorseOff]:
     """All clients that are worse off with a method of one run.
 
-    Clients with too few validation examples are not judged.
+    Clients with too few validation examples are not judged, and a share, such as accuracy, must be
+    lower by more than one example's.
     """
     found = []
     for method, scores in by_method.items():
@@ -226,9 +227,15 @@ def worse_off(by_method: Mapping[str, Scores]) -> list[WorseOff]:
             WorseOff(method, than, i, value, other[i])
             for than, other in others.items()
             for i, value in own.items()
-            if i in other and scores.measure.is_better(other[i], value)
+            if i in other and _clearly_better(scores.measure, other[i], value, sizes[i])
         ]
     return found
+
+
+def _clearly_better(measure: Measure, one: float, other: float, examples: int) -> bool:
+    """Whether a share is better by more than one example's, or another measure at all."""
+    one_example = 1 / examples if measure.format is PERCENT else 0.0
+    return measure.gain(one, other) > one_example * (1 + 1e-9)
 
 
 @dataclass(frozen=True)
