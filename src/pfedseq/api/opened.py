@@ -173,7 +173,7 @@ class ClientModel(nn.Module):
 
 def _several(examples: Any) -> Sequence[Any]:
     """The examples; refuses one alone, whose rows or letters would pass for examples."""
-    shape = getattr(examples, "shape", ())
+    shape: tuple[int, ...] = getattr(examples, "shape", ())
     alone = isinstance(examples, str | Path | Image.Image)
     if alone or len(shape) == 2 or (len(shape) == 3 and shape[-1] in (1, 3)):
         raise InputError("pass a list of examples, also for a single one: [example]")

@@ -121,12 +121,12 @@ def _guessing(seen: Seen) -> dict[int, tuple[float, int]]:
     """
     found = {}
     for number, client in enumerate(seen.names):
-        trained, tested = (
-            by_name.get(client, ()) for by_name in (seen.trained_classes, seen.tested_classes)
-        )
-        if len(trained) > 1 and sum(tested):
+        trained: Sequence[int] = seen.trained_classes.get(client, ())
+        tested: Sequence[int] = seen.tested_classes.get(client, ())
+        total = sum(tested)
+        if len(trained) > 1 and total:
             most = max(range(len(trained)), key=lambda c: trained[c])
-            found[number] = (tested[most] / sum(tested), sum(tested))
+            found[number] = (tested[most] / total, total)
     return found
 
 
@@ -150,7 +150,7 @@ def equal_methods(seen: Seen) -> Iterator[Finding]:
 
 def loss_rose(seen: Seen) -> Iterator[Finding]:
     """Methods whose mean loss ends well above its lowest value."""
-    rose: dict[str, dict[str, str]] = {"validation": {}, "test": {}}
+    rose: dict[EvaluationSplit, dict[str, str]] = {"validation": {}, "test": {}}
     for method, records in seen.records.items():
         scored = evaluated(records)
         split: EvaluationSplit = "validation"
@@ -166,14 +166,14 @@ def loss_rose(seen: Seen) -> Iterator[Finding]:
         (lowest, best), (last, end) = min(means), means[-1]
         if last > RISE * lowest:
             rose[split][method] = f"from {lowest:.3g} in round {best} to {last:.3g} in round {end}"
-    for split, methods in rose.items():
+    for measured, methods in rose.items():
         if methods:
             advice = "lower training.lr or run.rounds"
             if seen.keeps_last:
                 advice += ', or keep the best round with run.keep = "best_on_validation"'
             yield Finding(
                 "loss_rose",
-                f"the mean {split} loss rose: {_listed(methods)}; {advice}",
+                f"the mean {measured} loss rose: {_listed(methods)}; {advice}",
                 tuple(methods),
             )
 
