@@ -364,5 +364,5 @@ def _environment(run: ReportedRun) -> str:
 
 
 def _points(written: Format, value: float) -> float:
-    """The value in the measure's unit, with one digit more than is printed."""
-    return round(written.scale * value, written.digits + 1)
+    """The value in the measure's unit, with more digits than are printed, which are rounded once."""
+    return round(written.scale * value, written.digits + 4)
