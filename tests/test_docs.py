@@ -53,6 +53,9 @@ def test_defaults_and_ranges_are_those_of_the_models():
     assert targets.default == '["query", "value"]'
     with pytest.raises(InputError, match="did you mean 'federation'"):
         find_section("federatoin")
+    for name in ("lr", "training.lrr"):
+        with pytest.raises(InputError, match=f"option '{name}': did you mean 'training.lr'"):
+            find_section(name)
 
 
 def test_every_method_has_a_page_with_its_options(generated):
