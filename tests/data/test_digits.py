@@ -140,7 +140,7 @@ def test_bad_sections_are_refused_in_one_sentence():
         ({"name": "folder", "source": "x", "layout": "owner"}, "class exactly once"),
         ({"min_samples": 50, "max_images_per_client": 40}, "more than max_images_per_client = 40"),
         ({"alpha": 0}, "greater than 0"),
-        ({"scanner_turn": 91}, "at most 90"),
+        ({"scanner_turn": 91}, "less than or equal to 90"),
         ({"colour": 1}, "not permitted"),
     ]:
         with pytest.raises(ValidationError, match=sentence):

@@ -364,5 +364,5 @@ def _environment(run: ReportedRun) -> str:
 
 
 def _points(written: Format, value: float) -> float:
-    """The value in the measure's unit, with more digits than are printed, which are rounded once."""
+    """The value in the measure's unit; the page rounds it to the printed digits."""
     return round(written.scale * value, written.digits + 4)
