@@ -67,14 +67,16 @@ def options_page() -> str:
         "terminal, and every run writes the values it used to `config.toml`. Unknown keys are "
         "refused.\n",
         "Methods read `lr`, `local_epochs` and the other options of `[training]` unless their own "
-        "section sets them.\n",
+        "section, `[methods.NAME]`, sets them; here these sections list only what they add.\n",
     ]
     for name, section in sections().items():
-        parts += [
-            f"## [{name}]\n",
-            f"{summary(section)[:1].upper()}{summary(section)[1:]}.\n",
-            _option_table(options(section)),
-        ]
+        method = name.removeprefix("methods.") if name.startswith("methods.") else None
+        parts += [f"## [{name}]\n", f"{summary(section)[:1].upper()}{summary(section)[1:]}.\n"]
+        shown = options(section) if method is None else _own_options(METHODS[method])
+        if shown:
+            parts.append(_option_table(shown))
+        if method is not None:
+            parts.append(f"See [{METHODS[method].title}](methods/{method}.md).\n")
     return "\n".join(parts)
 
 
@@ -83,7 +85,7 @@ def method_page(name: str) -> str:
     method = METHODS[name]
     module = _module_of(method)
     title, _, text = inspect.cleandoc(module.__doc__ or "").partition("\n")
-    own = [o for o in options(method.config) if o.key not in LocalTraining.model_fields]
+    own = _own_options(method)
     shared = [o for o in options(method.config) if o.key in LocalTraining.model_fields]
     parts = [
         f"# {method.title}\n",
@@ -132,6 +134,11 @@ def api_page() -> str:
         for name in chosen or sorted(module.__all__, key=str.lower):
             parts.append(_described(getattr(module, name), name, module_name))
     return "\n".join(parts)
+
+
+def _own_options(method: Method) -> list[Option]:
+    """The options of a method that [training] does not have."""
+    return [o for o in options(method.config) if o.key not in LocalTraining.model_fields]
 
 
 def _module_of(method: Method) -> ModuleType:

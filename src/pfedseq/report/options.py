@@ -39,7 +39,7 @@ class Option:
 
 
 def sections() -> dict[str, type[BaseModel]]:
-    """The config sections by TOML name, in order, those of the methods last."""
+    """The config sections by TOML name, in order; plug-ins and methods are last."""
     kinds = {
         name: (get_args(field.annotation) or [field.annotation])[0]  # [[plugins]] is a list
         for name, field in Config.model_fields.items()
@@ -49,6 +49,7 @@ def sections() -> dict[str, type[BaseModel]]:
         for name, kind in kinds.items()
         if isinstance(kind, type) and issubclass(kind, BaseModel)
     }
+    named["plugins"] = named.pop("plugins")
     return named | {f"methods.{name}": method.config for name, method in METHODS.items()}
 
 
