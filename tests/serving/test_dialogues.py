@@ -125,7 +125,7 @@ def test_a_long_prompt_leaves_room_for_an_answer(finished):
 
 def test_options_that_do_not_fit_are_refused(finished, tmp_path):
     said = refused("predict", finished, "-c", "anna", "star", "--top", 2)
-    assert "--top is for classes" in said
+    assert "--top applies to classifiers" in said
     digits = make_config(
         {
             "run": {"methods": ["local"], "rounds": 1},

@@ -73,7 +73,7 @@ function showHead() {
   const seeds = new Set(board.lines.flatMap((line) => line.seeds));
   const tested = board.tests.filter(Boolean).reduce((sum, one) => sum + one.examples, 0);
   byId("lede").textContent = `${plural(board.lines.length, "method")}, ${plural(seeds.size, "seed")}, ` +
-    `${plural(board.clients.length, "client")}, ${plural(board.classes.length, "class", "classes")}, ` +
+    `${plural(board.clients.length, "client")}, ` + (board.classes.length ? `${plural(board.classes.length, "class", "classes")}, ` : "") +
     `${plural(board.images, board.unit)} in the data set` + (tested ? `, ${tested.toLocaleString("en")} of them for testing` : "") +
     `. ${board.notes.join(". ")}`;
   for (const place of document.querySelectorAll(".headline")) place.textContent = board.headline.title;
