@@ -149,6 +149,10 @@ def test_test_sets_confusions_and_measures_are_those_of_the_assessment(tmp_path)
     """Client 0: 3 of one class and 1 of the other, of which 3 are right; the others alike."""
     made = fill(tmp_path / "run", 0)
     last = made.by_method()["pfedseq"][-1].scores
+    (board,) = page_content([tmp_path])["boards"]
+    assert board["tests"] == [
+        {"examples": n, "classes": None, "largest": None} for n in last.test_examples
+    ], "without counts, the numbers of examples are known all the same"
     with_auroc = replace(last, test={**last.test, "auroc": (0.5, None, 0.75, 1.0)})
     counts = {i: counted([0, 0, 0, 1], [0, 0, 1, 1]) for i in range(4)}
     made.write_assessment("pfedseq", Assessment(6, "last", 6, with_auroc, counts))

@@ -52,6 +52,7 @@ function showEach(line, run) {
   const tilted = names.length * (7 * longest + 8) > byId("bars").clientWidth - 66;
   const present = run.cells.flat().filter((v) => v !== null);
   const lowest = Math.min(...present), highest = Math.max(...present, lowest + 1e-6);
+  const shades = ["#7b2d26", "#d98e4a", "#f2e8c9", "#6fae8f", "#1f6f78"];  // worst to best
   const tests = (i) => board.tests[i] ? `, n = ${board.tests[i].examples}` : "";
   draw("bars", {
     grid: { left: 56, right: 10, top: 10, bottom: tilted ? 24 + 5 * longest : 28 },
@@ -67,7 +68,7 @@ function showEach(line, run) {
     xAxis: axis({ type: "category", data: run.rounds.map(String), name: "round", nameLocation: "middle", nameGap: 28, splitLine: { show: false } }),
     yAxis: axis({ type: "category", data: names, splitLine: { show: false }, axisLabel: { color: css("--muted"), formatter: (v) => short(v, letters) } }),
     visualMap: { min: lowest, max: highest, orient: "horizontal", left: "center", bottom: 0, itemHeight: 90, itemWidth: 10,
-      text: [written(highest), written(lowest)], textStyle: { color: css("--muted") }, inRange: { color: ["#7b2d26", "#d98e4a", "#f2e8c9", "#6fae8f", "#1f6f78"] } },
+      text: [written(highest), written(lowest)], textStyle: { color: css("--muted") }, inRange: { color: board.headline.higher ? shades : [...shades].reverse() } },
     series: [{ type: "heatmap", itemStyle: { borderColor: css("--card"), borderWidth: run.rounds.length > 45 ? 0 : 1 },
       data: run.cells.flatMap((row, x) => order.map((i, y) => [x, y, row[i]])).filter((cell) => cell[2] !== null) }],
   }, Math.min(940, 130 + 20 * Math.max(6, names.length)));
@@ -112,12 +113,15 @@ function showClientTable() {
   clientPage = Math.min(clientPage, pages - 1);
   byId("client-search").parentElement.hidden = board.clients.length <= ROWS;
   const head = element("tr");
-  head.append(element("th", "client"), element("th", "n test"), element("th", "n train"), element("th", "test classes"), element("th", "largest class, %"),
+  const byClass = board.tests.some((one) => one && one.classes !== null);
+  byId("largest").hidden = !byClass;
+  head.append(element("th", "client"), element("th", board.classes.length ? "n test" : "test tokens"), element("th", "n train"),
+    ...(byClass ? [element("th", "test classes"), element("th", "largest class, %")] : []),
     ...board.lines.map((line) => element("th", line.title)));
   const rows = found.slice(clientPage * ROWS, (clientPage + 1) * ROWS).map((i) => {
     const row = element("tr"), test = board.tests[i];
     row.append(element("td", board.clients[i], "name"), element("td", test ? String(test.examples) : "–"), element("td", String(board.sizes[i])),
-      element("td", test ? String(test.classes) : "–"), element("td", test ? test.largest.toFixed(1) : "–"),
+      ...(byClass ? [element("td", String(test?.classes ?? "–")), element("td", test?.largest?.toFixed(1) ?? "–")] : []),
       ...columns.map((run) => element("td", run.final[i] === null ? "–" : fixed(run.final[i]))));
     return row;
   });

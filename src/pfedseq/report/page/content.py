@@ -152,7 +152,7 @@ def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any
         },
         "clients": [client["name"] for client in first.data["clients"]],
         "sizes": [train_count(client) for client in first.data["clients"]],
-        "tests": sets_of_tests(first.assessment, num_clients),
+        "tests": sets_of_tests(first.summary.scores, first.assessment, num_clients),
         "unit": first.data.get("unit", "image"),
         "layers": next((found for run in runs if (found := _layers(run))), None),
         "quantities": QUANTITIES,

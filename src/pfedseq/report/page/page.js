@@ -71,7 +71,7 @@ function draw(id, option, height) {
 function showHead() {
   byId("name").textContent = board.name;
   const seeds = new Set(board.lines.flatMap((line) => line.seeds));
-  const tested = board.tests.filter(Boolean).reduce((sum, one) => sum + one.examples, 0);
+  const tested = !board.classes.length ? 0 : board.tests.filter(Boolean).reduce((sum, one) => sum + one.examples, 0);
   byId("lede").textContent = `${plural(board.lines.length, "method")}, ${plural(seeds.size, "seed")}, ` +
     `${plural(board.clients.length, "client")}, ` + (board.classes.length ? `${plural(board.classes.length, "class", "classes")}, ` : "") +
     `${plural(board.images, board.unit)} in the data set` + (tested ? `, ${tested.toLocaleString("en")} of them for testing` : "") +
@@ -216,7 +216,7 @@ function showLeads() {
     grid: { left: room(leads.map((l) => l.title)), right: 24, top: 8, bottom: 40 },
     tooltip: tooltip({ formatter: (p) => { const l = leads[p.data[1] ?? p.data[2]];
       return `${l.title}: ${signed(l.mean)}` + (l.low === null ? "" : ` [${signed(l.low)}, ${signed(l.high)}]`) + `, ${plural(l.seeds, "seed")}`; } }),
-    xAxis: axis({ type: "value", name: "points ahead", nameLocation: "middle", nameGap: 26 }),
+    xAxis: axis({ type: "value", name: board.headline.unit === "%" ? "points ahead" : `ahead in ${board.headline.title}`, nameLocation: "middle", nameGap: 26 }),
     yAxis: axis({ type: "category", data: leads.map((l) => l.title), inverse: true, splitLine: { show: false } }),
     series: [
       { type: "custom", silent: true, data: whiskers, encode: { x: [0, 1], y: 2 }, renderItem: (params, api) => {
@@ -340,7 +340,7 @@ function matrix(id, rows, across, down, names) {
     yAxis: axis({ type: "category", data: down, inverse: true, splitLine: { show: false }, axisLabel: { color: css("--muted"), formatter: (v) => short(v, room) } }),
     visualMap: { min: -most, max: most, orient: "horizontal", left: "center", bottom: 0, precision: 2, itemHeight: 90, itemWidth: 10,
       text: [`+${(100 * most).toFixed(0)} %`, `−${(100 * most).toFixed(0)} %`], textStyle: { color: css("--muted") }, inRange: { color: shades } },
-    series: [{ type: "heatmap", label: { show: across.length <= 8 && !narrow(), formatter: (p) => (100 * p.value[2]).toFixed(0).replace("-", "−"), fontSize: 10 },
+    series: [{ type: "heatmap", label: { show: across.length <= 8 && !narrow(), formatter: (p) => String(Math.round(100 * p.value[2])).replace("-", "−"), fontSize: 10 },
       itemStyle: { borderColor: css("--card"), borderWidth: 1 },
       data: rows.flatMap((row, y) => row.map((value, x) => ({ value: [x, y, value],
         label: { color: legible((value / most + 1) / 2, shades) } }))) }],
@@ -368,7 +368,8 @@ function showMaking() {
   byId("config").textContent = board.config;
   byId("environment").textContent = board.environment || "Not recorded: the run has no checkpoint.";
   byId("data").textContent = board.clients.map((name, i) => `${name}: ${board.sizes[i]} ${board.unit}s to train` +
-    (board.tests[i] ? `, ${board.tests[i].examples} to test` : "")).join("\n") + "\n\nclasses: " + board.classes.join(", ");
+    (board.tests[i] ? `, ${board.tests[i].examples} ${board.classes.length ? "" : "tokens "}to test` : "")).join("\n") +
+    (board.classes.length ? "\n\nclasses: " + board.classes.join(", ") : "");
   byId("made").textContent = `Made by pfedseq ${content.version}; charts by Apache ECharts.`;
 }
 
