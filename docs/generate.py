@@ -166,7 +166,8 @@ def _parameter(parameter: click.Parameter, context: click.Context) -> tuple[str,
         required = "Required." if parameter.required else "Optional."
         return f"`{parameter.make_metavar(context)}`", f"{parameter.help or ''} {required}"
     record = parameter.get_help_record(context)
-    return record and (f"`{record[0].strip()}`", _literal(record[1]))
+    # Some versions of typer escape the bracket in "[default: 3]" for rich.
+    return record and (f"`{record[0].strip()}`", _literal(record[1].replace("\\[", "[")))
 
 
 def _described(thing: Any, name: str, module: str) -> str:

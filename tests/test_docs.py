@@ -73,6 +73,7 @@ def test_every_command_and_public_name_is_there(generated):
     import pfedseq
     from pfedseq.cli import app
 
+    assert r"\\[" not in generated["cli.md"], "a bracket is escaped once"
     commands = {c.name or c.callback.__name__ for c in app.registered_commands}
     for name in commands:
         assert f"## pfedseq {name}\n" in generated["cli.md"]
