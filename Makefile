@@ -17,17 +17,17 @@ test: $(STAMP)   ## the default tests
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow
 
-kills: $(STAMP)  ## kill runs of every method 1,000 times and compare what comes out (about 1 h)
+kills: $(STAMP)  ## kill runs of every method 1,000 times and compare the results (about 1 h)
 	$(BIN)/python -m tests.faults.kills --kills 1000
 
-fuzz: $(STAMP)   ## hand 100,000 broken files to every parser in turn
+fuzz: $(STAMP)   ## feed 100,000 broken files to every parser
 	$(BIN)/python -m tests.faults.fuzz --inputs 100000
 
-mutants: $(STAMP) ## change the code in many small ways, count what the tests notice; hours, or SAMPLE=400
+mutants: $(STAMP) ## mutation testing: share of small code changes that the tests detect; hours, or SAMPLE=400
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,mutants]'
 	$(BIN)/python -m tests.mutants $(if $(SAMPLE),--sample $(SAMPLE))
 
-setup: $(STAMP)  ## only install
+setup: $(STAMP)  ## install into .venv
 
 lint: $(STAMP)   ## ruff, mypy and the rule of who imports whom
 	$(BIN)/ruff check .
@@ -49,7 +49,7 @@ lock: $(STAMP)   ## pin every dependency of every platform with its hashes (requ
 	$(BIN)/uv pip compile --no-config --universal --python-version 3.11.7 --generate-hashes --no-annotate \
 		--no-header --all-extras --constraint constraints.txt --output-file requirements.lock --quiet pyproject.toml
 
-backbone: $(STAMP) ## make the demo's backbone anew (docs/reference/backbones.md)
+backbone: $(STAMP) ## train the demo's backbone again (docs/reference/backbones.md)
 	$(BIN)/python -m pretraining --out src/pfedseq/assets/demo_vit
 
 clean:           ## remove everything that was built

@@ -67,14 +67,16 @@ def options_page() -> str:
         "terminal, and every run writes the values it used to `config.toml`. Unknown keys are "
         "refused.\n",
         "Methods read `lr`, `local_epochs` and the other options of `[training]` unless their own "
-        "section sets them.\n",
+        "section, `[methods.NAME]`, sets them; here these sections list only what they add.\n",
     ]
     for name, section in sections().items():
-        parts += [
-            f"## [{name}]\n",
-            f"{summary(section)[:1].upper()}{summary(section)[1:]}.\n",
-            _option_table(options(section)),
-        ]
+        method = name.removeprefix("methods.") if name.startswith("methods.") else None
+        parts += [f"## [{name}]\n", f"{summary(section)[:1].upper()}{summary(section)[1:]}.\n"]
+        shown = options(section) if method is None else _own_options(METHODS[method])
+        if shown:
+            parts.append(_option_table(shown))
+        if method is not None:
+            parts.append(f"See [{METHODS[method].title}](methods/{method}.md).\n")
     return "\n".join(parts)
 
 
@@ -83,7 +85,7 @@ def method_page(name: str) -> str:
     method = METHODS[name]
     module = _module_of(method)
     title, _, text = inspect.cleandoc(module.__doc__ or "").partition("\n")
-    own = [o for o in options(method.config) if o.key not in LocalTraining.model_fields]
+    own = _own_options(method)
     shared = [o for o in options(method.config) if o.key in LocalTraining.model_fields]
     parts = [
         f"# {method.title}\n",
@@ -134,6 +136,11 @@ def api_page() -> str:
     return "\n".join(parts)
 
 
+def _own_options(method: Method) -> list[Option]:
+    """The options of a method that [training] does not have."""
+    return [o for o in options(method.config) if o.key not in LocalTraining.model_fields]
+
+
 def _module_of(method: Method) -> ModuleType:
     """The file that a method is defined in."""
     for module in list(sys.modules.values()):
@@ -159,7 +166,8 @@ def _parameter(parameter: click.Parameter, context: click.Context) -> tuple[str,
         required = "Required." if parameter.required else "Optional."
         return f"`{parameter.make_metavar(context)}`", f"{parameter.help or ''} {required}"
     record = parameter.get_help_record(context)
-    return record and (f"`{record[0].strip()}`", _literal(record[1]))
+    # Some versions of typer escape the bracket in "[default: 3]" for rich.
+    return record and (f"`{record[0].strip()}`", _literal(record[1].replace("\\[", "[")))
 
 
 def _described(thing: Any, name: str, module: str) -> str:

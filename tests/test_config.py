@@ -27,7 +27,7 @@ def test_unknown_keys_name_the_nearest():
     ("override", "says"),
     [
         ("run.rounds=many", "run.rounds = 'many'"),
-        ("run.rounds=0", "run.rounds = 0: .*greater than or equal to 1"),
+        ("run.rounds=0", "run.rounds = 0: must be at least 1"),
         ("training.lr=-1", "training.lr = -1: .*greater than 0"),
         ("methods.pfedseq.max_sequence_length=0", "methods.pfedseq.max_sequence_length = 0"),
         ("engine.device=tpu", "engine.device = 'tpu'.*'cpu'"),
@@ -36,8 +36,9 @@ def test_unknown_keys_name_the_nearest():
         ("adapter.layers=true", "^config key adapter.layers = True: must be .* or a list$"),
         ("training.grad_clip=1", "'training.grad_clip': did you mean 'clip_norm'"),
         ("training.banana=1", "'training.banana': known are .*, lr, "),
-        ("rounds=3", "section.key=value"),
-        ("run.rounds", "section.key=value"),
+        ("data.images=photos", "'data.images': did you mean 'source'"),
+        ("rounds=3", "SECTION.KEY=VALUE, e.g. run.rounds=10"),
+        ("run.rounds", "SECTION.KEY=VALUE"),
     ],
 )
 def test_wrong_values_say_where_and_what(override, says):

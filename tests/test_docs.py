@@ -11,6 +11,7 @@ from pfedseq.config import Config
 from pfedseq.errors import InputError
 from pfedseq.methods import METHODS
 from pfedseq.report.options import find_section, options, sections
+from pfedseq.training.config import LocalTraining
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -35,7 +36,8 @@ def test_every_option_of_a_config_is_explained(generated):
     assert set(shown) == fields | {f"methods.{name}" for name in METHODS}
     for name, section in sections().items():
         for option in options(section):
-            assert f"| `{option.key}` |" in shown[name]
+            inherited = name.startswith("methods.") and option.key in LocalTraining.model_fields
+            assert (f"| `{option.key}` |" in shown[name]) is not inherited
             assert option.description, f"[{name}] {option.key} has no description"
 
 
@@ -53,6 +55,9 @@ def test_defaults_and_ranges_are_those_of_the_models():
     assert targets.default == '["query", "value"]'
     with pytest.raises(InputError, match="did you mean 'federation'"):
         find_section("federatoin")
+    for name in ("lr", "training.lrr"):
+        with pytest.raises(InputError, match=f"option '{name}': did you mean 'training.lr'"):
+            find_section(name)
 
 
 def test_every_method_has_a_page_with_its_options(generated):
@@ -68,6 +73,7 @@ def test_every_command_and_public_name_is_there(generated):
     import pfedseq
     from pfedseq.cli import app
 
+    assert r"\\[" not in generated["cli.md"], "a bracket is escaped once"
     commands = {c.name or c.callback.__name__ for c in app.registered_commands}
     for name in commands:
         assert f"## pfedseq {name}\n" in generated["cli.md"]

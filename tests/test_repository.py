@@ -42,6 +42,8 @@ def test_workflows_are_readable_and_ask_for_no_more_than_they_need():
         for job in workflow["jobs"].values():
             assert job["runs-on"]
             assert all(("uses" in step) != ("run" in step) for step in job["steps"])
+            used = [step["uses"] for step in job["steps"] if "uses" in step]
+            assert [one for one in used if not re.search(r"@[0-9a-f]{40}$", one)] == []
 
 
 def test_the_version_is_the_same_everywhere():

@@ -9,11 +9,17 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 SECONDS_TO_ANSWER = 3.0
-REMEDY = (
-    "download it on a machine with network access, `hf download ID --local-dir FOLDER` (data "
-    "sets: --repo-type dataset), and name the folder, or set HF_ENDPOINT to a mirror"
-)
 
+
+def _remedy(download: str, option: str) -> str:
+    return (
+        f"run `hf download {download} --local-dir FOLDER` on a machine with network access and set "
+        f"{option} to that folder, or set the variable HF_ENDPOINT to a mirror"
+    )
+
+
+REMEDY = _remedy("ID", "model.backbone")
+DATA_REMEDY = _remedy("ID --repo-type dataset", "data.source")
 _RETRY_WORDS = ("Retrying in", "thrown while requesting")
 
 

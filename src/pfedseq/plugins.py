@@ -157,14 +157,14 @@ def load_file(file: Path | str, sha256: str | None = None) -> Origin:
         if meant is not None:  # it has moved, and --plugin gives its new path
             return meant
         raise InputError(
-            f"cannot read the plug-in {place} ({problem.strerror}): bring it back, or say where it "
-            "is with --plugin FILE"
+            f"cannot read the plug-in {place} ({problem.strerror}): restore it, or give its path "
+            "with --plugin FILE"
         ) from None
     origin = Origin(str(place), hashlib.sha256(code).hexdigest())
     if sha256 is not None and origin.sha256 != sha256:
         raise InputError(
             f"the plug-in {place} has changed since the run was started (its sha256 was "
-            f"{sha256[:12]}…, is {origin.sha256[:12]}…): bring back the former, or start a new run"
+            f"{sha256[:12]}…, is {origin.sha256[:12]}…): restore the former, or start a new run"
         )
     if place in _files and _files[place][0] == origin:
         return origin

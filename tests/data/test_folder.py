@@ -63,7 +63,7 @@ def test_a_users_own_images_become_clients(tmp_path):
 
 def test_files_at_another_depth_and_empty_folders_are_refused(tmp_path):
     folder = write_images(tmp_path / "in", ["a/1.png", "b/2.png", "stray.png"])
-    with pytest.raises(InputError, match=r"stray\.png .* is in no folders, but data\.layout"):
+    with pytest.raises(InputError, match=r"stray\.png .* is in no folder, but data\.layout"):
         open_folder(locate(str(folder)), "class")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="contains no images"):

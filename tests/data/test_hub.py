@@ -200,7 +200,10 @@ def test_a_hub_that_cannot_be_reached_is_not_waited_for_and_the_remedy_is_named(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setattr(datasets, "load_dataset", look)
-    with pytest.raises(InputError, match=r"`hf download ID --local-dir FOLDER`.*HF_ENDPOINT"):
+    with pytest.raises(
+        InputError,
+        match=r"`hf download ID --repo-type dataset .*data\.source to that folder.*HF_ENDPOINT",
+    ):
         hub_table("me/mine")
     assert seen == [True]
     assert constants.HF_HUB_OFFLINE is False

@@ -149,6 +149,10 @@ def test_test_sets_confusions_and_measures_are_those_of_the_assessment(tmp_path)
     """Client 0: 3 of one class and 1 of the other, of which 3 are right; the others alike."""
     made = fill(tmp_path / "run", 0)
     last = made.by_method()["pfedseq"][-1].scores
+    (board,) = page_content([tmp_path])["boards"]
+    assert board["tests"] == [
+        {"examples": n, "classes": None, "largest": None} for n in last.test_examples
+    ], "without counts, the numbers of examples are known all the same"
     with_auroc = replace(last, test={**last.test, "auroc": (0.5, None, 0.75, 1.0)})
     counts = {i: counted([0, 0, 0, 1], [0, 0, 1, 1]) for i in range(4)}
     made.write_assessment("pfedseq", Assessment(6, "last", 6, with_auroc, counts))
@@ -346,7 +350,7 @@ def test_long_lists_of_clients_are_counted(browser, tmp_path, monkeypatch):
 
 
 def test_labels_and_curves_on_top_of_each_other_can_be_read(browser, tmp_path, monkeypatch):
-    """Four methods that cost and score the same: labels a line apart, curves called identical."""
+    """Four methods that cost and score the same: separate labels, curves called identical."""
     monkeypatch.setitem(HERE, "local", 0.05)
     monkeypatch.setitem(HERE, "fedavg", 0.05)
     monkeypatch.setitem(HERE, "fedrep", 0.0501)
@@ -358,13 +362,67 @@ def test_labels_and_curves_on_top_of_each_other_can_be_read(browser, tmp_path, m
     assert said == (
         "pFedSeq, Local, FedAvg, FedRep: almost identical curves, which lie on top of each other."
     )
-    tops = browser.execute_script(
+    labels = browser.execute_script(
         "return [...document.querySelectorAll('#cost-bytes text')]"
         ".filter((t) => board.lines.some((l) => l.title === t.textContent))"
-        ".map((t) => t.getBoundingClientRect().top)"
+        ".map((t) => t.getBoundingClientRect()).map((r) => [r.left, r.top, r.right, r.bottom])"
     )
-    assert len(tops) == 4
-    assert min(b - a for a, b in itertools.pairwise(sorted(tops))) > 11
+    assert len(labels) == 4
+    for one, other in itertools.combinations(labels, 2):
+        assert not overlap(one, other)
+    dots = browser.execute_script(
+        "const place = byId('cost-bytes').getBoundingClientRect();"
+        "return board.lines.map((l) => charts.get('cost-bytes')"
+        ".convertToPixel('grid', [l.bytes, l.scores.client_mean[0]]))"
+        ".map(([x, y]) => [place.left + x - 4, place.top + y - 4,"
+        " place.left + x + 4, place.top + y + 4])"
+    )
+    for label in labels:
+        assert not any(overlap(label, dot) for dot in dots)
+
+
+def overlap(one, other):
+    """Whether two boxes (left, top, right, bottom) share more than a pixel each way."""
+    wide = min(one[2], other[2]) - max(one[0], other[0])
+    high = min(one[3], other[3]) - max(one[1], other[1])
+    return wide > 1 and high > 1
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 0.5, 0.6, 1])
+@pytest.mark.parametrize("shades", [["#fbfbf9", "#9cc3ef", "#1f5fbf"], ["#10141b", "#9cc3ef"]])
+def test_numbers_in_cells_can_be_read(browser, runs, tmp_path, share, shades):
+    """Of dark and white, the one with the higher contrast; text needs 4.5 to 1, large text 3."""
+    page = tmp_path / "page.html"
+    write_page([runs], page)
+    browser.get(page.as_uri())
+    chosen = browser.execute_script("return legible(arguments[0], arguments[1])", share, shades)
+    cell = mixed(share, shades)
+    contrasts = {ink: contrast(rgb(ink), cell) for ink in ("#1c2430", "#fff")}
+    assert contrasts[chosen] > 0.95 * max(contrasts.values())
+    assert contrasts[chosen] > 3
+
+
+def rgb(colour):
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
+    return [int(digits[k : k + 2], 16) / 255 for k in (0, 2, 4)]
+
+
+def mixed(share, shades):
+    """The colour at a share of an even scale of shades."""
+    at = share * (len(shades) - 1)
+    k = min(int(at), len(shades) - 2)
+    return [a + (b - a) * (at - k) for a, b in zip(rgb(shades[k]), rgb(shades[k + 1]), strict=True)]
+
+
+def contrast(one, other):
+    """WCAG's contrast ratio."""
+
+    def luminance(colour):
+        light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.slow

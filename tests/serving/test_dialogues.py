@@ -125,7 +125,7 @@ def test_a_long_prompt_leaves_room_for_an_answer(finished):
 
 def test_options_that_do_not_fit_are_refused(finished, tmp_path):
     said = refused("predict", finished, "-c", "anna", "star", "--top", 2)
-    assert "--top is for classes" in said
+    assert "--top applies to classifiers" in said
     digits = make_config(
         {
             "run": {"methods": ["local"], "rounds": 1},
@@ -135,7 +135,7 @@ def test_options_that_do_not_fit_are_refused(finished, tmp_path):
     )
     run(digits, tmp_path / "digits")
     said = refused("predict", tmp_path / "digits", "-c", "0", "x.png", "--temperature", 1)
-    assert "--temperature is for language models" in said
+    assert "--temperature applies to language models" in said
     with pytest.raises(InputError, match="is not a language model: it cannot write answers"):
         Writer(ClientModels.open(tmp_path / "digits").load(0), Writing())
 
@@ -241,4 +241,4 @@ def test_what_the_data_commands_say_of_dialogues(dialogues, backbone, command, t
     assert "Dialogues of each client" in table
     assert "classes" not in table
     assert "12/3/5" in table
-    assert "nothing to prepare" in refused("data", "prepare", config)
+    assert "need no preparation" in refused("data", "prepare", config)

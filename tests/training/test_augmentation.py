@@ -159,7 +159,7 @@ def test_views_belong_to_frozen_layers(options, words):
     [
         ({"augment": ["flap"]}, "'flap' is neither an augmentation"),
         ({"augment": "gentle"}, "nor a set"),
-        ({"views": 2}, "views are of augmented images"),
+        ({"views": 2}, "views needs augmented images"),
     ],
 )
 def test_what_is_not_known_is_refused(given, words):

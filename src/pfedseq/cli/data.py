@@ -77,8 +77,8 @@ def prepare(
     config = _config(name, source, size, overrides)
     if config.data.unit != "image" and not tokens:
         raise InputError(
-            f"{config.data.unit}s are read as they are: there is nothing to prepare but what "
-            "frozen layers make of them, with --tokens"
+            f"{config.data.unit}s need no preparation; --tokens computes the outputs of the frozen "
+            "layers in advance"
         )
     try:
         with StepDisplay() as display:

@@ -47,16 +47,16 @@ def predict(
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Of a language model: longest answer, in tokens. Default: 64."),
+        typer.Option(min=1, help="Language models: longest answer in tokens. Default: 64."),
     ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Of a language model: 0 (default) takes the likeliest token, 1 draws one."
+            min=0, help="Language models: 0 (default) is greedy, 1 samples from the model."
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of a language model: seed of what is drawn.")
+        int | None, typer.Option(min=0, help="Language models: seed of the samples, e.g. 1.")
     ] = None,
     as_json: AsJson = False,
     plugin: Plugins = None,
@@ -131,7 +131,7 @@ def _writing(
     how = {"--max-new-tokens": max_new_tokens, "--temperature": temperature, "--seed": seed}
     if find_kind(model.reader.unit).generates:
         if top is not None:
-            raise InputError("--top is for classes, and a language model names none: leave it out")
+            raise InputError("--top applies to classifiers, not to a language model: leave it out")
         usual = Writing()
         return Writing(
             usual.max_new_tokens if max_new_tokens is None else max_new_tokens,
@@ -140,7 +140,9 @@ def _writing(
         )
     for option, value in how.items():
         if value is not None:
-            raise InputError(f"{option} is for language models, and this one names classes")
+            raise InputError(
+                f"{option} applies to language models, not to a classifier: leave it out"
+            )
     return None
 
 

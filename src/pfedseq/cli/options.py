@@ -74,9 +74,12 @@ def words(text: str | None) -> list[str]:
 def numbers(text: str | None, option: str) -> list[int]:
     """The whole numbers of a comma-separated option."""
     try:
-        return [int(word) for word in words(text)]
+        found = [int(word) for word in words(text)]
     except ValueError:
         raise InputError(f"{option} {text!r} must be whole numbers, e.g. 0,1,2") from None
+    if twice := [n for n in found if found.count(n) > 1]:
+        raise InputError(f"{option} {text!r} names {twice[0]} twice")
+    return found
 
 
 def tell(sentence: str) -> None:

@@ -86,6 +86,8 @@ def resume(
     from pfedseq.config import load_config
 
     load_plugins(plugin)
+    if not (folder / "config.toml").exists():
+        raise InputError(f"{folder} is not a results folder: it has no config.toml")
     config = load_config(folder / "config.toml")
     _show(config, lambda listener: resume_run(folder, listener, tell), folder, track)
 

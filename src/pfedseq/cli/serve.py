@@ -30,6 +30,7 @@ def serve(
         Path,
         typer.Argument(
             metavar="RUN",
+            show_envvar=False,
             envvar=_variable("RUN"),
             help="Folder of a finished run, of an export, or of a PEFT adapter.",
         ),
@@ -39,66 +40,99 @@ def serve(
         typer.Option(
             "--method",
             "-m",
+            show_envvar=False,
             envvar=_variable("METHOD"),
             help="Method whose models are used. Default: the run's first.",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(envvar=_variable("HOST"), help="Address to listen on.")
+        str, typer.Option(show_envvar=False, envvar=_variable("HOST"), help="Address to listen on.")
     ] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(envvar=_variable("PORT"), min=0, max=65535, help="Port; 0 picks a free one."),
+        typer.Option(
+            show_envvar=False,
+            envvar=_variable("PORT"),
+            metavar="N",
+            min=0,
+            max=65535,
+            help="Port; 0 picks a free one.",
+        ),
     ] = 8000,
     token_file: Annotated[
         Path | None,
         typer.Option(
+            show_envvar=False,
             envvar=_variable("TOKEN_FILE"),
             help=f"File with the bearer token to require; or set {TOKEN_VARIABLE}.",
         ),
     ] = None,
     max_megabytes: Annotated[
-        float, typer.Option(envvar=_variable("MAX_MEGABYTES"), min=0.001, help="Largest request.")
+        float,
+        typer.Option(
+            show_envvar=False,
+            envvar=_variable("MAX_MEGABYTES"),
+            metavar="N",
+            min=0.001,
+            help="Largest request, in megabytes.",
+        ),
     ] = 10,
     timeout: Annotated[
         float,
         typer.Option(
-            envvar=_variable("TIMEOUT"), min=0.1, help="Seconds until a request times out."
+            show_envvar=False,
+            envvar=_variable("TIMEOUT"),
+            metavar="N",
+            min=0.1,
+            help="Seconds until a request times out.",
         ),
     ] = 30,
     max_batch: Annotated[
         int,
-        typer.Option(envvar=_variable("MAX_BATCH"), min=1, help="Examples in a pass, at most."),
+        typer.Option(
+            show_envvar=False,
+            envvar=_variable("MAX_BATCH"),
+            metavar="N",
+            min=1,
+            help="Largest number of examples in a pass.",
+        ),
     ] = 64,
     max_connections: Annotated[
         int,
         typer.Option(
+            show_envvar=False,
             envvar=_variable("MAX_CONNECTIONS"),
+            metavar="N",
             min=1,
-            help="Connections at a time; a new one then takes the place of an idle one.",
+            help="Open connections; a further one replaces the one that has been idle longest.",
         ),
     ] = 512,
     head_timeout: Annotated[
         float,
         typer.Option(
+            show_envvar=False,
             envvar=_variable("HEAD_TIMEOUT"),
+            metavar="N",
             min=0.1,
-            help="Seconds in which a request's head must arrive.",
+            help="Seconds within which a request's head must arrive.",
         ),
     ] = 10,
     models_in_memory: Annotated[
         int,
         typer.Option(
+            show_envvar=False,
             envvar=_variable("MODELS_IN_MEMORY"),
+            metavar="N",
             min=1,
-            help="Clients' models kept in memory; of more clients, the longest unused is dropped.",
+            help="Clients' models kept in memory; beyond that, the least recently used is dropped.",
         ),
     ] = 1000,
     log_requests: Annotated[
         bool,
         typer.Option(
+            show_envvar=False,
             envvar=_variable("LOG_REQUESTS"),
-            help="Write a line of JSON on the error stream for each request.",
+            help="Log each request as a line of JSON on standard error.",
         ),
     ] = True,
     plugin: Plugins = None,
@@ -106,8 +140,8 @@ def serve(
     """Serve every client's personal model over HTTP, all on one backbone.
 
     The address shows a page to try it; /docs describes the API. Requests for different clients
-    share passes through the backbone. SIGHUP reloads the models. Every option can also be set by a
-    variable such as PFEDSEQ_SERVE_PORT.
+    share passes through the backbone. SIGHUP reloads the models. Every option can also be set by an
+    environment variable: PFEDSEQ_SERVE_PORT for --port, PFEDSEQ_SERVE_RUN for the folder.
 
     Examples:
 

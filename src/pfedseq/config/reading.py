@@ -99,7 +99,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     path = key.strip().split(".")
     if not equals or len(path) < 2 or not all(path):
-        raise InputError(f"--set {override!r} must look like section.key=value")
+        raise InputError(f"--set {override!r} must look like SECTION.KEY=VALUE, e.g. run.rounds=10")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -142,7 +142,7 @@ class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
     clip_norm: float = Field(
         2.0,
         ge=0,
-        description="longest gradient of a step, adapter and head together, in the units of "
+        description="bound on the length of a gradient, adapter and head together, in the units of "
         "`rate_units` (model: the adapter's divided by alpha / rank, the head's by |f|); 0: no "
         "bound; paper: 0",
     )

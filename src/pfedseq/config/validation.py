@@ -32,6 +32,9 @@ _OTHER_NAMES = {
     "num_rounds": "rounds",
     "clients": "num_clients",
     "cohort": "clients_per_pass",
+    "images": "source",
+    "path": "source",
+    "folder": "source",
 }
 """Names that other programs give to some options."""
 
@@ -50,8 +53,6 @@ def _explain(model: type[BaseModel], errors: Sequence[Any], where: str) -> str:
     same = [e for e in errors if _option_path(model, [str(part) for part in e["loc"]]) == path]
     said = dict.fromkeys(_said(e["msg"]) for e in same)
     message = " or ".join(said).replace(" or must be ", " or ")
-    if path and isinstance(error["input"], dict):  # a check of several options names them itself
-        return f"config section {key}: {message}"
     if not path:
         return f"config section {where.rstrip('.')}: {message}" if where else f"config: {message}"
     if isinstance(error["input"], dict):  # a check of several options, which names them itself
@@ -62,6 +63,8 @@ def _explain(model: type[BaseModel], errors: Sequence[Any], where: str) -> str:
 _PLAIN_WORDS = (
     ("Value error, ", ""),
     ("Input should be ", "must be "),
+    ("greater than or equal to ", "at least "),
+    ("less than or equal to ", "at most "),
     (", unable to parse string as an integer", ""),
     (", unable to parse string as a number", ""),
     (", got a number with a fractional part", ""),

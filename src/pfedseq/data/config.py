@@ -35,7 +35,7 @@ class DataConfig(BaseConfig):
     name: str = Field("digits", description="the data set; `pfedseq datasets` lists them")
     source: str | None = Field(
         None,
-        description="the folder, archive or Hugging Face id to read images from; "
+        description="the folder, archive or Hugging Face id to read examples from; "
         "not needed for digits or for a data set that has been prepared",
     )
     store: Path | None = Field(

@@ -32,8 +32,9 @@ def open_folder(location: Location, layout: str, advice: str | None = None) -> S
                 if advice is None
                 else "one is expected"
             )
+            depth = count(len(folders), "folder") if folders else "no folder"
             raise InputError(
-                f"{name} in {path} is in {count(len(folders), 'folder')}, but {needs}: "
+                f"{name} in {path} is in {depth}, but {needs}: "
                 f"{advice or 'change data.layout, or move the file'}"
             )
         found.append((name, dict(zip(levels, folders, strict=True))))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pfedseq.data.parquet import Table, TableColumn, image_of_row
 from pfedseq.data.source import Block, RawImage, block_ranges
 from pfedseq.errors import InputError
-from pfedseq.hub_access import REMEDY, without_waiting
+from pfedseq.hub_access import DATA_REMEDY, without_waiting
 
 
 def hub_table(hub_id: str) -> Table:
@@ -32,7 +32,7 @@ def hub_table(hub_id: str) -> Table:
     except Exception as fault:  # network, hub, format and cache errors have no common base
         raise InputError(
             f"cannot fetch {hub_id} from the hub ({str(fault).splitlines()[0]}): check the id, or, "
-            f"if the hub cannot be reached, {REMEDY} as data.source"
+            f"if the hub cannot be reached, {DATA_REMEDY}"
         ) from fault
     return table_of_splits(hub_id, loaded)
 

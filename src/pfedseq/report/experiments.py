@@ -165,7 +165,7 @@ def print_experiments(wanted: Sequence[Reproduction], paces: dict[str, Pace]) ->
     )
     for name, pace in paces.items():
         if pace.missing is not None:
-            console.print(f"{escape(name)} is not at hand: {escape(pace.missing)}", soft_wrap=True)
+            console.print(f"{escape(name)} is unavailable: {escape(pace.missing)}", soft_wrap=True)
 
 
 def print_plan(plan: Plan) -> None:

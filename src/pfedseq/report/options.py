@@ -39,7 +39,7 @@ class Option:
 
 
 def sections() -> dict[str, type[BaseModel]]:
-    """The config sections by TOML name, in order, those of the methods last."""
+    """The config sections by TOML name, in order; plug-ins and methods are last."""
     kinds = {
         name: (get_args(field.annotation) or [field.annotation])[0]  # [[plugins]] is a list
         for name, field in Config.model_fields.items()
@@ -49,6 +49,7 @@ def sections() -> dict[str, type[BaseModel]]:
         for name, kind in kinds.items()
         if isinstance(kind, type) and issubclass(kind, BaseModel)
     }
+    named["plugins"] = named.pop("plugins")
     return named | {f"methods.{name}": method.config for name, method in METHODS.items()}
 
 
@@ -63,13 +64,15 @@ def find_options(name: str) -> tuple[str, type[BaseModel], list[Option]]:
 
 
 def find_section(name: str) -> type[BaseModel]:
-    """The section of that name; an error suggests the nearest one."""
+    """The section of that name; an error suggests the nearest section or option."""
     known = sections()
     if name in known:
         return known[name]
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else f": known are {', '.join(known)}"
-    raise InputError(f"there is no config section {name!r}{hint}")
+    keys = [f"{section}.{key}" for section, kind in known.items() for key in kind.model_fields]
+    ending = [key for key in keys if key.endswith(f".{name}")]
+    near = ending or get_close_matches(name, [*known, *keys], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    raise InputError(f"there is no config section or option {name!r}: {hint}")
 
 
 def options(section: type[BaseModel]) -> list[Option]:

@@ -354,11 +354,11 @@ def _restore_seats(server: Server, memory: Tensors) -> None:
     )
     most, setup, lengths = len(seats["places"]), server.setup, seats["update_lengths"]
     if len(silent) != len(numbers) or len({*numbers}) != len(numbers) or len(numbers) > most:
-        raise ValueError("clients and places do not belong together")
+        raise ValueError("clients and places do not match")
     if lengths.shape != (len(numbers), LENGTHS_KEPT) or lengths.dtype != torch.float64:
-        raise ValueError("lengths of updates and places do not belong together")
+        raise ValueError("lengths of updates and places do not match")
     if not bool(((lengths >= 0) & lengths.isfinite()).all()):
-        raise ValueError("a length of an update that cannot be")
+        raise ValueError("an update has an impossible length")
     if min(*numbers, *sizes, *silent) < 0:
         raise ValueError("a negative number of a client, of examples or of rounds")
     if (*numbers, most) != (*setup.clients, setup.width):

@@ -32,8 +32,8 @@ def _best(records: Sequence[RoundRecord], option: str) -> int:
     found = best_on_validation(records)
     if found is None:
         raise InputError(
-            f"{option} goes by validation data, of which no client has any that the headline is "
-            "defined on: set data.validation_fraction, or leave the option out"
+            f"{option} needs validation data on which the headline is defined, and no client has "
+            "any: set data.validation_fraction, or leave the option out"
         )
     return found[0]
 

@@ -245,7 +245,7 @@ def missing_classes(seen: Seen) -> Iterator[Finding]:
         listed = "; ".join(
             f"{client}: {some(classes, 3)}" for client, classes in list(lacking.items())[:3]
         )
-        more = f"; and {len(lacking) - 3} more clients" if len(lacking) > 3 else ""
+        more = f"; and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         yield Finding(
             "classes_missing_from_test",
             f"test sets lack classes that their clients train on ({listed}{more}): scores say "

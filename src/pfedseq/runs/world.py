@@ -193,7 +193,7 @@ def fill_tokens(config: Config, report: Report) -> int:
     config = config.sized()
     data = load_data(config.data, config.run.seed)
     if data.examples.fingerprint is None:
-        raise InputError(f"of {config.data.name} no tokens are kept from run to run")
+        raise InputError(f"tokens of {config.data.name} are not stored between runs")
     workload = find_workload(config.data).load(config, len(data.examples.class_names))
     prefix = workload.model.prefix
     if prefix is None or config.model.tokens == "none":

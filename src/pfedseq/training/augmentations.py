@@ -127,7 +127,7 @@ class AugmentationConfig(BaseConfig):
     @model_validator(mode="after")
     def _views_are_of_something(self) -> Self:
         if self.views is not None and not self.augment:
-            raise ValueError("views are of augmented images: set augment, such as 'standard'")
+            raise ValueError("views needs augmented images: set augment, such as 'standard'")
         return self
 
 

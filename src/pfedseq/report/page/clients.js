@@ -52,6 +52,7 @@ function showEach(line, run) {
   const tilted = names.length * (7 * longest + 8) > byId("bars").clientWidth - 66;
   const present = run.cells.flat().filter((v) => v !== null);
   const lowest = Math.min(...present), highest = Math.max(...present, lowest + 1e-6);
+  const shades = ["#7b2d26", "#d98e4a", "#f2e8c9", "#6fae8f", "#1f6f78"];  // worst to best
   const tests = (i) => board.tests[i] ? `, n = ${board.tests[i].examples}` : "";
   draw("bars", {
     grid: { left: 56, right: 10, top: 10, bottom: tilted ? 24 + 5 * longest : 28 },
@@ -62,14 +63,15 @@ function showEach(line, run) {
       markLine: { silent: true, symbol: "none", data: [{ type: "average" }], lineStyle: { color: css("--ink"), type: "dashed" }, label: { formatter: "mean", color: css("--ink"), backgroundColor: css("--card"), padding: 2, position: "insideStartTop" } } }],
   });
   draw("heat", {
-    grid: { left: narrow() ? 84 : 150, right: 12, top: 8, bottom: 46 },
+    grid: { left: narrow() ? 84 : 150, right: 12, top: 8, bottom: 84 },
     tooltip: tooltip({ formatter: (p) => `${names[p.data[1]]}, round ${run.rounds[p.data[0]]}: ${written(p.data[2])}` }),
     xAxis: axis({ type: "category", data: run.rounds.map(String), name: "round", nameLocation: "middle", nameGap: 28, splitLine: { show: false } }),
     yAxis: axis({ type: "category", data: names, splitLine: { show: false }, axisLabel: { color: css("--muted"), formatter: (v) => short(v, letters) } }),
-    visualMap: { show: false, min: lowest, max: highest, inRange: { color: ["#7b2d26", "#d98e4a", "#f2e8c9", "#6fae8f", "#1f6f78"] } },
+    visualMap: { min: lowest, max: highest, orient: "horizontal", left: "center", bottom: 0, itemHeight: 90, itemWidth: 10,
+      text: [written(highest), written(lowest)], textStyle: { color: css("--muted") }, inRange: { color: board.headline.higher ? shades : [...shades].reverse() } },
     series: [{ type: "heatmap", itemStyle: { borderColor: css("--card"), borderWidth: run.rounds.length > 45 ? 0 : 1 },
       data: run.cells.flatMap((row, x) => order.map((i, y) => [x, y, row[i]])).filter((cell) => cell[2] !== null) }],
-  }, Math.min(900, 90 + 20 * Math.max(6, names.length)));
+  }, Math.min(940, 130 + 20 * Math.max(6, names.length)));
 }
 
 function showSpread(line, run) {
@@ -111,12 +113,15 @@ function showClientTable() {
   clientPage = Math.min(clientPage, pages - 1);
   byId("client-search").parentElement.hidden = board.clients.length <= ROWS;
   const head = element("tr");
-  head.append(element("th", "client"), element("th", "n test"), element("th", "n train"), element("th", "test classes"), element("th", "largest class, %"),
+  const byClass = board.tests.some((one) => one && one.classes !== null);
+  byId("largest").hidden = !byClass;
+  head.append(element("th", "client"), element("th", board.classes.length ? "n test" : "test tokens"), element("th", "n train"),
+    ...(byClass ? [element("th", "test classes"), element("th", "largest class, %")] : []),
     ...board.lines.map((line) => element("th", line.title)));
   const rows = found.slice(clientPage * ROWS, (clientPage + 1) * ROWS).map((i) => {
     const row = element("tr"), test = board.tests[i];
     row.append(element("td", board.clients[i], "name"), element("td", test ? String(test.examples) : "–"), element("td", String(board.sizes[i])),
-      element("td", test ? String(test.classes) : "–"), element("td", test ? test.largest.toFixed(1) : "–"),
+      ...(byClass ? [element("td", String(test?.classes ?? "–")), element("td", test?.largest?.toFixed(1) ?? "–")] : []),
       ...columns.map((run) => element("td", run.final[i] === null ? "–" : fixed(run.final[i]))));
     return row;
   });
@@ -222,16 +227,17 @@ function showConfusion(confusion) {
   for (const [t, , n] of confusion) sums.set(t, (sums.get(t) ?? 0) + n);
   const letters = narrow() ? 8 : 14, place = new Map(seen.map((c, k) => [c, k])), names = seen.map((c) => board.classes[c]);
   const longest = Math.min(letters, Math.max(...names.map((n) => n.length)));
+  const shades = [css("--paper"), "#9cc3ef", "#1f5fbf"];
   draw("confusion", {
     grid: { left: narrow() ? 70 : 110, right: 10, top: 6, bottom: seen.length > 6 ? 44 + 5 * longest : 48 },
     tooltip: tooltip({ formatter: (p) => `${names[p.value[1]]} predicted as ${names[p.value[0]]}: ${p.value[3]} of ${sums.get(seen[p.value[1]])}` }),
     xAxis: axis({ type: "category", data: names, name: "predicted class", nameLocation: "middle", nameGap: seen.length > 6 ? 22 + 5 * longest : 30, splitLine: { show: false },
       axisLabel: { color: css("--muted"), interval: 0, rotate: seen.length > 6 ? 60 : 0, formatter: (v) => short(v, letters) } }),
     yAxis: axis({ type: "category", data: names, inverse: true, splitLine: { show: false }, axisLabel: { color: css("--muted"), interval: 0, formatter: (v) => short(v, letters) } }),
-    visualMap: { show: false, min: 0, max: 1, dimension: 2, inRange: { color: [css("--paper"), "#9cc3ef", "#1f5fbf"] } },
+    visualMap: { show: false, min: 0, max: 1, dimension: 2, inRange: { color: shades } },
     series: [{ type: "heatmap", itemStyle: { borderColor: css("--line"), borderWidth: 1 },
       label: { show: seen.length <= (narrow() ? 6 : 14), formatter: (p) => p.value[3], fontSize: 10 },
-      data: confusion.map(([t, p, n]) => ({ value: [place.get(p), place.get(t), n / sums.get(t), n], label: { color: n / sums.get(t) > .5 ? "#fff" : css("--ink") } })) }],
+      data: confusion.map(([t, p, n]) => ({ value: [place.get(p), place.get(t), n / sums.get(t), n], label: { color: legible(n / sums.get(t), shades) } })) }],
   }, Math.max(220, 120 + 24 * seen.length));
 }
 

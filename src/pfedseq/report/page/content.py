@@ -152,7 +152,7 @@ def _board(name: str, runs: Sequence[ReportedRun], stride: int) -> dict[str, Any
         },
         "clients": [client["name"] for client in first.data["clients"]],
         "sizes": [train_count(client) for client in first.data["clients"]],
-        "tests": sets_of_tests(first.assessment, num_clients),
+        "tests": sets_of_tests(first.summary.scores, first.assessment, num_clients),
         "unit": first.data.get("unit", "image"),
         "layers": next((found for run in runs if (found := _layers(run))), None),
         "quantities": QUANTITIES,
@@ -364,5 +364,5 @@ def _environment(run: ReportedRun) -> str:
 
 
 def _points(written: Format, value: float) -> float:
-    """The value in the measure's unit, with one digit more than is printed."""
-    return round(written.scale * value, written.digits + 1)
+    """The value in the measure's unit; the page rounds it to the printed digits."""
+    return round(written.scale * value, written.digits + 4)

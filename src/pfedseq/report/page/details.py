@@ -11,7 +11,7 @@ import numpy as np
 from pfedseq.measures import MEASURES, Counts, find_measure
 from pfedseq.runs.folder import RunFolder
 from pfedseq.runs.records import MethodSummary
-from pfedseq.runs.scores import Assessment
+from pfedseq.runs.scores import Assessment, Scores
 
 MOST_ENTRIES = 60_000
 """Entries of all confusion matrices on a page; beyond that, only the pooled ones."""
@@ -44,9 +44,17 @@ def _plain(counts: Counts) -> dict[str, Any]:
     }
 
 
-def sets_of_tests(found: Assessment | None, clients: int) -> list[dict[str, Any] | None]:
-    """By client: number of test examples and classes, and the share of the largest class."""
+def sets_of_tests(
+    scores: Scores, found: Assessment | None, clients: int
+) -> list[dict[str, Any] | None]:
+    """By client: number of test examples and classes, and the share of the largest class.
+
+    The last two are None without counts: language models have none, nor have unfinished runs.
+    """
     sets: list[dict[str, Any] | None] = [None] * clients
+    for i, examples in zip(scores.clients, scores.test_examples, strict=True):
+        if examples and i < clients:
+            sets[i] = {"examples": examples, "classes": None, "largest": None}
     for i, counts in (found.counts if found is not None else {}).items():
         by_class = np.bincount(counts.confusion[:, 0], counts.confusion[:, 2])
         if (total := int(by_class.sum())) and i < clients:

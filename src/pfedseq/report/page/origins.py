@@ -37,13 +37,13 @@ def calibration_origins(folder: RunFolder) -> dict[str, Any] | None:
         restore_server(server, memory, only=("history", "learner"))
     except (KeyError, ValueError, RuntimeError) as problem:
         raise InputError(
-            f"the checkpoint of {folder.path} is of another kind ({problem})"
+            f"the checkpoint of {folder.path} has another format ({problem})"
         ) from None
     known, window = server.history.known(), server.history.inputs()
     if not isinstance(window, torch.Tensor):
         raise InputError(
-            'with mixing = "pooled" a calibration is made of sums over all rounds, so that it '
-            'cannot be told of which round or client it came; set mixing = "dense" for that'
+            'with mixing = "pooled", calibrations come from sums over all rounds and cannot '
+            'be attributed to rounds or clients; set mixing = "dense" for that'
         )
     found = attribute(lambda window: server.learner(window, known), window)
     length = found.parts.shape[-1]

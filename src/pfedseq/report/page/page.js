@@ -25,6 +25,7 @@ function bytes(value) {
 function short(name, letters) {
   return name.length > letters ? name.slice(0, letters - 1) + "…" : name;
 }
+const plural = (number, thing, many) => `${number.toLocaleString("en")} ${number === 1 ? thing : many ?? thing + "s"}`;
 const signed = (value) => (value >= 0 ? "+" : "−") + Math.abs(value).toFixed(2);
 const fixed = (value) => value.toFixed(board.headline.digits);
 const written = (value) => fixed(value) + (board.headline.unit ? " " + board.headline.unit : "");
@@ -33,6 +34,16 @@ const scale = () => ({ color: css("--muted"), formatter: (v) => v + (board.headl
 const room = (titles) => Math.min(narrow() ? 110 : 190, 24 + 7 * Math.max(...titles.map((t) => t.length)));
 const severalSeeds = () => board.lines.some((line) => line.seeds.length > 1);
 const narrow = () => innerWidth < 700;
+// Dark or white, whichever is easier to read on the colour at this share of the scale.
+function legible(share, shades) {
+  const at = Math.max(0, Math.min(share, 1)) * (shades.length - 1), k = Math.min(Math.floor(at), shades.length - 2);
+  const light = [1, 3, 5].map((place) => {
+    const [low, high] = [shades[k], shades[k + 1]].map((shade) => parseInt(shade.slice(place, place + 2), 16) / 255);
+    const value = low + (high - low) * (at - k);
+    return value <= .04045 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4;
+  });
+  return .2126 * light[0] + .7152 * light[1] + .0722 * light[2] > .2 ? "#1c2430" : "#fff";
+}
 function colour(line) {
   if (line.label === board.reference) return css("--accent");
   return PALETTE[board.lines.indexOf(line) % PALETTE.length];
@@ -60,14 +71,15 @@ function draw(id, option, height) {
 function showHead() {
   byId("name").textContent = board.name;
   const seeds = new Set(board.lines.flatMap((line) => line.seeds));
-  const plural = (number, thing, many) => `${number.toLocaleString("en")} ${number === 1 ? thing : many ?? thing + "s"}`;
-  const tested = board.tests.filter(Boolean).reduce((sum, one) => sum + one.examples, 0);
+  const tested = !board.classes.length ? 0 : board.tests.filter(Boolean).reduce((sum, one) => sum + one.examples, 0);
   byId("lede").textContent = `${plural(board.lines.length, "method")}, ${plural(seeds.size, "seed")}, ` +
-    `${plural(board.clients.length, "client")}, ${plural(board.classes.length, "class", "classes")}, ` +
+    `${plural(board.clients.length, "client")}, ` + (board.classes.length ? `${plural(board.classes.length, "class", "classes")}, ` : "") +
     `${plural(board.images, board.unit)} in the data set` + (tested ? `, ${tested.toLocaleString("en")} of them for testing` : "") +
     `. ${board.notes.join(". ")}`;
   for (const place of document.querySelectorAll(".headline")) place.textContent = board.headline.title;
   for (const place of document.querySelectorAll(".headline-unit")) place.textContent = board.headline.unit ? ` in ${board.headline.unit}` : "";
+  for (const place of document.querySelectorAll(".over-seeds")) place.hidden = !severalSeeds();
+  for (const place of document.querySelectorAll(".better-side")) place.textContent = board.headline.higher ? "right" : "left";
   const nav = byId("boards");
   nav.replaceChildren();
   if (content.boards.length > 1) {
@@ -79,11 +91,9 @@ function showHead() {
       nav.append(button);
     }
   }
-  const ranked = [...board.lines].sort((a, b) => better(a.scores.client_mean[0], b.scores.client_mean[0]));
-  const fairest = [...board.lines].sort((a, b) => better(a.scores.worst_client[0], b.scores.worst_client[0]))[0];
   const cards = [
-    [written(ranked[0].scores.client_mean[0]), `best ${board.headline.title}, mean over clients: ${ranked[0].title}`],
-    [written(fairest.scores.worst_client[0]), `best worst-client ${board.headline.title}: ${fairest.title}`],
+    first("client_mean", `best ${board.headline.title}, mean over clients`),
+    first("worst_client", `best worst-client ${board.headline.title}`),
   ];
   const rival = board.leads.length ? [...board.leads].sort((a, b) => a.mean - b.mean)[0] : null;
   if (rival) {
@@ -99,6 +109,14 @@ function showHead() {
     card.append(element("b", value), element("span", text));
     return card;
   }));
+}
+
+// The best value of a score, and the methods that have it when written out.
+function first(key, said) {
+  const values = board.lines.map((line) => line.scores[key][0]), best = [...values].sort(better)[0];
+  const names = board.lines.filter((_, k) => fixed(values[k]) === fixed(best)).map((line) => line.title);
+  const more = names.length > 3 ? ` and ${names.length - 2} more` : "";
+  return [written(best), `${said}: ${(more ? names.slice(0, 2) : names).join(", ")}${more}`];
 }
 
 function showScoreboard() {
@@ -197,8 +215,8 @@ function showLeads() {
   draw("leads", {
     grid: { left: room(leads.map((l) => l.title)), right: 24, top: 8, bottom: 40 },
     tooltip: tooltip({ formatter: (p) => { const l = leads[p.data[1] ?? p.data[2]];
-      return `${l.title}: ${signed(l.mean)}` + (l.low === null ? "" : ` [${signed(l.low)}, ${signed(l.high)}]`) + `, ${l.seeds} seed(s)`; } }),
-    xAxis: axis({ type: "value", name: "points ahead", nameLocation: "middle", nameGap: 26 }),
+      return `${l.title}: ${signed(l.mean)}` + (l.low === null ? "" : ` [${signed(l.low)}, ${signed(l.high)}]`) + `, ${plural(l.seeds, "seed")}`; } }),
+    xAxis: axis({ type: "value", name: board.headline.unit === "%" ? "points ahead" : `ahead in ${board.headline.title}`, nameLocation: "middle", nameGap: 26 }),
     yAxis: axis({ type: "category", data: leads.map((l) => l.title), inverse: true, splitLine: { show: false } }),
     series: [
       { type: "custom", silent: true, data: whiskers, encode: { x: [0, 1], y: 2 }, renderItem: (params, api) => {
@@ -267,19 +285,23 @@ function showCosts() {
     chart.setOption({ series: [{ ...series, data: spaced(chart, data) }] });
   }
 }
-// Moves labels apart that would be written over each other: each at least a line below the last.
+// Places each label beside its dot where it covers neither another dot nor another label.
 function spaced(chart, data) {
-  const placed = [], height = 13, length = (name) => 8 + 6.2 * name.length;
-  const points = data.map((one) => ({ one, at: chart.convertToPixel("grid", one.value) })).sort((a, b) => a.at[1] - b.at[1]);
-  return points.map(({ one, at: [x, y] }) => {
-    let lower = y;
-    for (const other of placed) {
-      const beside = x > other.x + length(other.name) || other.x > x + length(one.name);
-      if (!beside && Math.abs(lower - other.y) < height) lower = other.y + height;
+  const high = 13, gap = 11, at = data.map((one) => chart.convertToPixel("grid", one.value));
+  const taken = at.map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]);
+  const shared = (a, b) => Math.max(0, Math.min(a[2], b[2]) - Math.max(a[0], b[0])) * Math.max(0, Math.min(a[3], b[3]) - Math.max(a[1], b[1]));
+  const beyond = ([left, top, right, bottom]) => Math.max(0, -left, -top, right - chart.getWidth(), bottom - chart.getHeight());
+  return data.map((one, k) => {
+    const [x, y] = at[k], wide = 6.2 * one.name.length, places = [];
+    for (const lines of [0, 1, -1, 2, -2, 3, -3, 4, -4]) {
+      const shift = high * lines, beside = [y - high / 2 + shift, y + high / 2 + shift];
+      places.push(["right", shift, [x + gap, beside[0], x + gap + wide, beside[1]]], ["left", shift, [x - gap - wide, beside[0], x - gap, beside[1]]]);
+      if (lines === 0) places.push(["top", 0, [x - wide / 2, y - gap - high, x + wide / 2, y - gap]], ["bottom", 0, [x - wide / 2, y + gap, x + wide / 2, y + gap + high]]);
     }
-    placed.push({ x, y: lower, name: one.name });
-    placed.sort((a, b) => a.y - b.y);
-    return { ...one, label: { offset: [0, lower - y] } };
+    const covered = ([, , box]) => taken.reduce((sum, other) => sum + shared(box, other), 100 * beyond(box));
+    const [position, shift, box] = places.reduce((a, b) => covered(b) < covered(a) ? b : a);  // the first of equals
+    taken.push(box);
+    return { ...one, label: { position, offset: [0, shift] } };
   });
 }
 
@@ -310,18 +332,18 @@ function showSizes() {
 
 function matrix(id, rows, across, down, names) {
   const most = Math.max(1e-9, ...rows.flat().map(Math.abs));
-  const room = narrow() ? 9 : 14;
+  const room = narrow() ? 9 : 14, shades = ["#b3361f", "#f0ede4", "#1f5fbf"];
   draw(id, {
     grid: { left: narrow() ? 74 : 104, right: 10, top: 6, bottom: 96 },
     tooltip: tooltip({ formatter: (p) => names(p.value[1], p.value[0]) + `: ${(100 * p.value[2]).toFixed(1)} %` }),
     xAxis: axis({ type: "category", data: across, splitLine: { show: false }, axisLabel: { color: css("--muted"), rotate: across.length > 6 ? 60 : 0, formatter: (v) => short(v, room) } }),
     yAxis: axis({ type: "category", data: down, inverse: true, splitLine: { show: false }, axisLabel: { color: css("--muted"), formatter: (v) => short(v, room) } }),
     visualMap: { min: -most, max: most, orient: "horizontal", left: "center", bottom: 0, precision: 2, itemHeight: 90, itemWidth: 10,
-      text: [`+${(100 * most).toFixed(0)} %`, `−${(100 * most).toFixed(0)} %`], textStyle: { color: css("--muted") }, inRange: { color: ["#b3361f", "#f0ede4", "#1f5fbf"] } },
-    series: [{ type: "heatmap", label: { show: across.length <= 8 && !narrow(), formatter: (p) => (100 * p.value[2]).toFixed(0), fontSize: 10 },
+      text: [`+${(100 * most).toFixed(0)} %`, `−${(100 * most).toFixed(0)} %`], textStyle: { color: css("--muted") }, inRange: { color: shades } },
+    series: [{ type: "heatmap", label: { show: across.length <= 8 && !narrow(), formatter: (p) => String(Math.round(100 * p.value[2])).replace("-", "−"), fontSize: 10 },
       itemStyle: { borderColor: css("--card"), borderWidth: 1 },
       data: rows.flatMap((row, y) => row.map((value, x) => ({ value: [x, y, value],
-        label: { color: Math.abs(value) > .55 * most ? "#fff" : "#222" } }))) }],
+        label: { color: legible((value / most + 1) / 2, shades) } }))) }],
   }, Math.max(240, 120 + 24 * down.length));
 }
 function showOrigins() {
@@ -346,7 +368,8 @@ function showMaking() {
   byId("config").textContent = board.config;
   byId("environment").textContent = board.environment || "Not recorded: the run has no checkpoint.";
   byId("data").textContent = board.clients.map((name, i) => `${name}: ${board.sizes[i]} ${board.unit}s to train` +
-    (board.tests[i] ? `, ${board.tests[i].examples} to test` : "")).join("\n") + "\n\nclasses: " + board.classes.join(", ");
+    (board.tests[i] ? `, ${board.tests[i].examples} ${board.classes.length ? "" : "tokens "}to test` : "")).join("\n") +
+    (board.classes.length ? "\n\nclasses: " + board.classes.join(", ") : "");
   byId("made").textContent = `Made by pfedseq ${content.version}; charts by Apache ECharts.`;
 }
 

@@ -14,6 +14,10 @@ function complain(sentence) {
   at("problem").hidden = !sentence;
 }
 
+function counted(number, one, many) {
+  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+}
+
 async function sentenceOf(response) {
   try {
     return (await response.json()).detail;
@@ -26,7 +30,7 @@ async function loadClients() {
   const response = await fetch("/clients", { headers: headers() });
   if (response.status === 401) {
     at("token").hidden = at("token-label").hidden = false;
-    at("about").textContent = "This service needs its token.";
+    at("about").textContent = "This service requires a token.";
     return;
   }
   if (!response.ok) {
@@ -37,9 +41,9 @@ async function loadClients() {
   const chosen = at("client").value;
   at("client").replaceChildren(...found.clients.map((name) => new Option(name, name)));
   if (found.clients.includes(chosen)) at("client").value = chosen;
-  const classes = found.class_names.length;
   at("about").textContent =
-    `${found.clients.length} clients, ${classes} classes` +
+    `${counted(found.clients.length, "client", "clients")}, ` +
+    counted(found.class_names.length, "class", "classes") +
     (found.method ? `, tuned with ${found.method}.` : ".");
   const texts = found.unit === "text";
   at("drop").hidden = at("file").hidden = texts;
