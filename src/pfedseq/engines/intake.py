@@ -14,6 +14,7 @@ from pfedseq.engines.payload import bases, unpack
 from pfedseq.engines.roster import Roster
 from pfedseq.engines.screening import (
     absurd_lengths,
+    counts_fault,
     fault_of,
     misplaced,
     score_fault,
@@ -109,6 +110,8 @@ class Intake:
             fault = misplaced(reply, t, i, down) or fault_of(reply, expected)
             if step in EVALUATIONS:
                 fault = fault or score_fault(step, reply.metrics)
+            if step == "assess":
+                fault = fault or counts_fault(reply, server.setup.num_classes or 0)
             if fault:
                 faults[i] = fault
             else:
