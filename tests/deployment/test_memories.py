@@ -27,7 +27,7 @@ CONFIG = {
 
 def test_a_stamp_names_a_version_and_a_checksum():
     assert read_stamp(stamp((3, 1), "ab12")) == ((3, 1), "ab12")
-    for other in ("", "3:ab", "3-1", "3-1:", "../3-1:ab", "3-1:a/b"):
+    for other in ("", "3:ab", "3-1", "3-1:", "../3-1:ab", "3-1:a/b", "²-1:a", "1" * 5000 + "-1:a"):
         with pytest.raises(InputError, match="is not the version"):
             read_stamp(other)
 

@@ -87,8 +87,7 @@ class Federation:
         method, options = find_method(name), self.config.method_config(name)
         request = replace(self.roll.request, method=name, classes=self.classes)
         seconds = self.config.flower.answer_seconds
-        largest = 1e6 * self.config.flower.max_reply_mb
-        clients = FlowerClients(self.roll, request, seconds, self.device, self.ledger, largest)
+        clients = FlowerClients(self.roll, request, seconds, self.device, self.ledger)
         every, conditions = self.config.run.checkpoint_every, self.config.federation
         clients.kept_at = lambda t: max(0, (t - 1) // every * every - every)
         model = self.model.widened(options.rank_blocks)
@@ -166,7 +165,8 @@ def _serve(
     about = {"run": run, "pid": me.pid, "created": me.create_time(), "absent": []}
     status.write("gathering", "waiting for the sites", **about)
     request = Request(run, config.run.methods[0], "hello", 0, 0, 0, 0, dump_config(config), ())
-    roll = Roll(grid, request, pause, begun, note=audit)
+    largest = 1e6 * config.flower.max_reply_mb
+    roll = Roll(grid, request, pause, begun, note=audit, largest_reply=largest)
     for name in accept:
         if name not in (begun or {}):
             raise InputError(f"accept names {name}, which is not a site of this run")
