@@ -9,6 +9,7 @@ pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip insta
 
 from pfedseq import run
 from pfedseq.config import dump_config, make_config
+from pfedseq.deployment.audit import Audit
 from pfedseq.deployment.envelope import Envelope
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.engines.wire import decode, encode
@@ -286,3 +287,8 @@ def test_scores_that_cannot_be_cost_a_site_its_score_and_nobody_its_training(
     assert [record.scores.clients for record in records] == [(0,)] * 3
     assert all(record.answered == 2 for record in records), "its training counts"
     assert any(re.search(says, sentence) for sentence in told)
+    refused = [e for e in Audit(out).events() if e["event"] == "refused"]
+    assert {(e["site"], e["round"], e["step"]) for e in refused} == {
+        ("1", 1, "evaluate"), ("1", 2, "evaluate"), ("1", 3, "evaluate"), ("1", 3, "assess"),
+    }  # fmt: skip
+    assert all(re.search(says, e["reason"]) for e in refused)

@@ -142,15 +142,19 @@ class FlowerClients:
             if i in asked.ahead:
                 self._trained[1][i] = (asked.ahead[i], None)
                 self.roll.note("silent", self.names[i], round=t + 1, step="train")
-        for i, sentence in asked.failed.items():
-            log.warning("round %d, %s: %s", t, step, sentence)
-            self.roll.problems[self.names[i]] = sentence
-            self.roll.note("refused", self.names[i], round=t, step=step, reason=sentence)
+        self.note_refusals(step, t, asked.failed)
         if self.ledger is not None:
             self.ledger.save()
         if asked.failed and not replies:
             raise InputError(f"no site could {step}: {asked.failed[min(asked.failed)]}")
         return {i: replies[i] for i in down if i in replies}
+
+    def note_refusals(self, step: str, t: int, reasons: Mapping[int, str]) -> None:
+        """Record why these sites' replies are not used."""
+        for i, reason in reasons.items():
+            log.warning("round %d, %s: %s", t, step, reason)
+            self.roll.problems[self.names[i]] = reason
+            self.roll.note("refused", self.names[i], round=t, step=step, reason=reason)
 
     def _to_send_ahead(
         self, step: str, t: int, down: Mapping[int, Tensors]

@@ -21,7 +21,7 @@ from pfedseq.engines.screening import (
     update_length,
 )
 from pfedseq.errors import InputError
-from pfedseq.federation import Client, Reply, Tensors, TrainsAhead
+from pfedseq.federation import Client, HearsOfRefusals, Reply, Tensors, TrainsAhead
 
 EVALUATIONS = ("evaluate", "evaluate_mean", "assess")
 
@@ -123,6 +123,8 @@ class Intake:
             self.roster.note_lengths({i: n for i, n in lengths.items() if i not in faults})
         accepted = {i: reply for i, reply in sound.items() if i not in faults}
         self.refused |= faults
+        if faults and isinstance(self.roster.engine, HearsOfRefusals):
+            self.roster.engine.note_refusals(step, t, faults)
         self.client_seconds += sum(r.metrics.get(f"{step}_seconds", 0.0) for r in accepted.values())
         if step == "train":
             self.answered = set(accepted)
