@@ -61,16 +61,19 @@ def test_an_answer_that_comes_late_is_not_used_and_its_training_is_kept(deployed
     """As on a grid that drops the site's scores of round 1 and its update of round 2."""
     reference = tmp_path / "reference"
     reference.mkdir()
-    written = dump_config(make_config(TINY | {"flower": {"answer_seconds": 2}}))
+    long = {"training": {"local_epochs": 30}}  # long enough to be suspended in it
+    written = dump_config(make_config(TINY | long | {"flower": {"answer_seconds": 2}}))
     (reference / "run.toml").write_text(written)
     sites = digits_sites(reference)
     sites[1].faults = [None, None, "late"]  # hello, round 1, then training in vain
     serve(InProcessGrid(sites), reference / "out", reference / "run.toml", print, pause=0.0)
 
     deployment = deployed(answer_seconds=15)
-    watch = deployment.begin("run", deployment.config, "--out", deployment.out)
-    deployment.wait(lambda: deployment.heard("site-1", ": asked to train") >= 2, pause=0.005)
     site = deployment.process("site-1")
+    watch = deployment.begin(
+        "run", deployment.config, "--out", deployment.out, "--set", "training.local_epochs=30"
+    )
+    deployment.wait(lambda: deployment.heard("site-1", ": asked to train") >= 2, pause=0.005)
     site.suspend()
     deployment.wait(lambda: deployment.heard("site-0", ": asked to train") >= 3)
     site.resume()
