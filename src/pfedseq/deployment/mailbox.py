@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from flwr.app import Message
@@ -75,7 +76,9 @@ class Mailbox:
             return []
         if not isinstance(self.grid, HttpGrid):  # Flower's simulation, and tests
             found = {m.metadata.reply_to_message_id: m for m in self.grid.pull_messages(wanted)}
-            return [self._opened(to, lambda m=m: m) for to, m in found.items() if to in wanted]
+            return [
+                self._opened(to, partial(found.__getitem__, to)) for to in wanted if to in found
+            ]
         request = PullAppMessagesRequest(message_ids=wanted)
         listed = self.grid._runtime_client.PullMessages(request)
         for head, tree in zip(listed.messages_list, listed.message_object_trees, strict=True):
@@ -111,9 +114,8 @@ class Mailbox:
         )
         if answer is not None:
             return answer
-        return self._opened(
-            to, lambda: inflate_object_from_contents(incoming.name, incoming.contents)
-        )
+        inflate = partial(inflate_object_from_contents, incoming.name, incoming.contents)
+        return self._opened(to, inflate)
 
     def _opened(self, to: str, inflate: Callable[[], Any]) -> Answer:
         """The content of a reply; a site may have written anything into it."""
