@@ -1,16 +1,16 @@
 """Against a real SuperLink: an app of somebody else's, and sites that lie or lose their memory."""
 
 import json
-import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip install pfedseq[flower]")
 
 from pfedseq.deployment.audit import Audit
-from pfedseq.deployment.loopback import CONNECTION
+from pfedseq.deployment.loopback import CONNECTION, HOST, Loopback, command, free_ports
 from pfedseq.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ clientapp = "foreign.both:client"
 [tool.flwr.app.config]
 out = ""
 """
-BOTH = """
+STEALING = """
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -55,16 +55,19 @@ def main(grid, context):
 """
 
 
+def write_app(folder, code):
+    (folder / "foreign").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(APP)
+    (folder / "foreign" / "__init__.py").touch()
+    (folder / "foreign" / "both.py").write_text(code)
+    return folder
+
+
 def test_an_app_of_somebody_elses_gets_nothing_from_a_site(deployed, tmp_path):
     """Submitted from the inside, past the proxy: the sites run none of its code."""
     deployment = deployed()
-    (tmp_path / "app" / "foreign").mkdir(parents=True)
-    (tmp_path / "app" / "pyproject.toml").write_text(APP)
-    (tmp_path / "app" / "foreign" / "__init__.py").touch()
-    (tmp_path / "app" / "foreign" / "both.py").write_text(BOTH)
-    said = tmp_path / "said"
-    out = f'out="{said}"'
-    deployment.loopback.flwr("run", str(tmp_path / "app"), CONNECTION, "--run-config", out)
+    app, said = write_app(tmp_path / "app", STEALING), tmp_path / "said"
+    deployment.loopback.flwr("run", str(app), CONNECTION, "--run-config", f'out="{said}"')
     deployment.wait(said.exists)
     answers = said.read_text().splitlines()
     assert len(answers) == 2
@@ -72,17 +75,50 @@ def test_an_app_of_somebody_elses_gets_nothing_from_a_site(deployed, tmp_path):
     assert not (tmp_path / "said.stolen").exists()
 
 
-BAD_SITE = """
+ASKING = """
+import json
+import time
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.mailbox import Mailbox
+from pfedseq.deployment.posting import Node, push
+
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def main(grid, context):
+    box, told = Mailbox(grid, 1e6), []
+    while len(nodes := [info.node_id for info in grid.get_nodes()]) < 2:
+        time.sleep(0.2)
+    for t in range(6):
+        asked = Envelope({"step": "train", "round": t}, b"")
+        ids = push(grid, [(Node(node, "", ""), asked) for node in nodes], 60.0)
+        deadline, said = time.monotonic() + 20, dict.fromkeys(ids, "silence")
+        while "silence" in said.values() and time.monotonic() < deadline:
+            for answer in box.collect([name for name in ids if said[name] == "silence"]):
+                sound = answer.envelope
+                said[answer.to] = answer.reason if sound is None else sound.payload.decode()
+            time.sleep(0.1)
+        told.append(sorted(said.values()))
+    Path(context.run_config["out"]).write_text(json.dumps(told))
+"""
+SITE = """
 import sys
 
 from flwr.app import Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from pfedseq.cli import main
 from pfedseq.deployment import node
 from pfedseq.deployment.envelope import Envelope
 
-troubles = iter(["", "", "another kind", "stopped upload", "too large", "forged"])
+address, name, *troubles = sys.argv[1:]
+troubles = iter(troubles)
 answered, send_honestly = node.answered, node._send
 trouble = ""
 
@@ -90,72 +126,80 @@ trouble = ""
 def answer(message, *rest):
     global trouble
     trouble = next(troubles, "")
-    print(f"TROUBLE {trouble}", flush=True)
     reply = answered(message, *rest)
-    if trouble == "too large":
-        honest = Envelope.of_records(reply.content)
-        large = Envelope(honest.fields, honest.payload + bytes(6_000_000))
-        return Message(large.to_records(), reply_to=message)
+    if trouble == "large":
+        return Message(Envelope({}, bytes(3_000_000)).to_records(), reply_to=message)
     return reply
 
 
 def send(reply, run, seconds, send, push_object):
-    if trouble == "another kind":
+    metadata = reply.metadata.__dict__
+    if trouble == "record":  # a part of a message in place of the message
         record = RecordDict()
-        reply.metadata.__dict__["_message_id"] = record.object_id
+        metadata["_message_id"] = record.object_id
         _, session = send(reply, get_object_tree(record), seconds)
         push_object(run, session, record.object_id, record.deflate())
-    elif trouble == "stopped upload":
-        reply.metadata.__dict__["_message_id"] = reply.object_id
+    elif trouble == "stops":
+        metadata["_message_id"] = reply.object_id
         send(reply, get_object_tree(reply), seconds)
-    elif trouble == "forged":  # the head is true, the message behind it is not
-        known, true = reply.metadata.__dict__, reply.metadata.reply_to_message_id
-        known["_reply_to_message_id"] = "0" * 64
-        parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+    elif trouble == "forged":  # the head is true, the message behind it names another one
+        true = reply.metadata.reply_to_message_id
+        metadata["_reply_to_message_id"] = "0" * 64
+        parts = {part: held.deflate() for part, held in get_all_nested_objects(reply).items()}
         tree = get_object_tree(reply)
-        known.update(_message_id=reply.object_id, _reply_to_message_id=true)
+        metadata.update(_message_id=reply.object_id, _reply_to_message_id=true)
         _, session = send(reply, tree, seconds)
-        for name, part in parts.items():
-            push_object(run, session, name, part)
+        for part, content in parts.items():
+            push_object(run, session, part, content)
     else:
         send_honestly(reply, run, seconds, send, push_object)
 
 
 node.answered, node._send = answer, send
-sys.exit(main())
+node.run_node(node.Link(address, None, None), name, lambda e: Envelope({}, name.encode()), print)
 """
 
 
-def test_a_site_that_lies_to_the_superlink_costs_nobody_else_a_round(deployed, tmp_path):
-    """Its key is registered, its client ours; what it uploads is not what Flower expects."""
-    deployment = deployed(answer_seconds=20, max_reply_mb=5, sites=2)
-    (honest,) = [one for one in deployment.loopback.started() if one.role == "site-1"]
-    honest.process().send_signal(signal.SIGINT)
-    honest.process().wait()
-    (tmp_path / "bad.py").write_text(BAD_SITE)
-    options = honest.arguments[honest.arguments.index("flower") :]
-    with (tmp_path / "bad.log").open("wb") as log:
-        bad = subprocess.Popen(
-            [sys.executable, str(tmp_path / "bad.py"), *options],
-            env=deployment.loopback.environment(),
-            stdout=log,
-            stderr=log,
-        )
+def test_a_site_that_lies_to_the_superlink_keeps_no_other_answer_back(tmp_path):
+    """What it uploads is not what Flower expects; each time the honest site's answer arrives."""
+    here, (port,) = Loopback(tmp_path), free_ports(1)
+    here.write_connection(port, None)
+    started = []
+
+    def start(log, *arguments):
+        with (tmp_path / log).open("wb") as file:
+            env = here.environment()
+            started.append(subprocess.Popen(arguments, env=env, stdout=file, stderr=file))
+
     try:
-        done = deployment.pfedseq("run", deployment.config, "--out", deployment.out, check=False)
+        link = [command("flower-superlink"), "--insecure", "--host", HOST, "--port", str(port)]
+        start("link.log", *link)
+        wait_until(lambda: "running on" in (tmp_path / "link.log").read_text())
+        (tmp_path / "site.py").write_text(SITE)
+        for name, *troubles in (["honest"], ["liar", "", "record", "stops", "large", "forged"]):
+            script = str(tmp_path / "site.py")
+            start(f"{name}.log", sys.executable, script, f"{HOST}:{port}", name, *troubles)
+        app = write_app(tmp_path / "app", ASKING)
+        here.flwr("run", str(app), CONNECTION, "--run-config", f'out="{tmp_path}/told"')
+        wait_until((tmp_path / "told").exists)
     finally:
-        bad.terminate()
-        bad.wait()
-    said = (tmp_path / "bad.log").read_text()
-    assert done.returncode == 0, done.stderr + said
-    assert "TROUBLE forged" in said
-    records = RunFolder(deployment.out).records()
-    assert all(0 in record.scores.clients for record in records)
-    assert all(0 not in record.absent for record in records)
-    reasons = [e["reason"] for e in Audit(deployment.out).events() if e["event"] == "refused"]
-    assert any("its reply is not a message but a RecordDict" in reason for reason in reasons)
-    assert any("larger than 5 MB" in reason for reason in reasons)
-    assert 1 in records[-1].scores.clients, "once it behaves, it takes part again"
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait(timeout=30)
+    first, record, stops, large, forged, last = json.loads((tmp_path / "told").read_text())
+    assert first == forged == last == ["honest", "liar"]
+    assert record == ["honest", "its reply is not a message but a RecordDict"]
+    assert stops == ["honest", "silence"]
+    assert large[0] == "honest"
+    assert large[1].startswith("its reply is larger than 1 MB (flower.max_reply_mb): ")
+
+
+def wait_until(condition, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def listed(deployment):

@@ -79,14 +79,21 @@ class Mailbox:
             return [
                 self._opened(to, partial(found.__getitem__, to)) for to in wanted if to in found
             ]
-        request = PullAppMessagesRequest(message_ids=wanted)
-        listed = self.grid._runtime_client.PullMessages(request)
+        # What has been listed once is forgotten, and asked for again would be reported as lost.
+        unlisted = [to for to in wanted if to not in self._incoming]
+        if unlisted:
+            self._list(unlisted)
+        answers = [self._fetched(to, self._incoming[to]) for to in wanted if to in self._incoming]
+        return [answer for answer in answers if answer is not None]
+
+    def _list(self, wanted: list[str]) -> None:
+        """Note which replies to these messages the SuperLink has, complete or not."""
+        client = self.grid._runtime_client
+        listed = client.PullMessages(PullAppMessagesRequest(message_ids=wanted))
         for head, tree in zip(listed.messages_list, listed.message_object_trees, strict=True):
             parts = [part.object_id for part in iterate_object_tree(tree)]
             to, name = head.metadata.reply_to_message_id, head.metadata.message_id
             self._incoming[to] = _Incoming(name, parts)
-        answers = [self._fetched(to, self._incoming[to]) for to in wanted if to in self._incoming]
-        return [answer for answer in answers if answer is not None]
 
     def _fetched(self, to: str, incoming: _Incoming) -> Answer | None:
         """The answer, or None as long as parts of it are missing at the SuperLink."""
