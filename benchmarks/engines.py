@@ -4,11 +4,11 @@
     python benchmarks/engines.py --json figures.json   10 sites, 4 rounds
     python benchmarks/engines.py --scale 100,1000      a round of so many toy sites
 
-FedAvg with the payloads of ViT-Ti (K = 12, D = 1,536, random weights) on a few small images, so
-that what an engine adds shows. Engines run one after the other in processes of their own. Flower's
-simulation (where Ray is installed) runs the sites as Ray actors on all cores; a deployment is what
-`pfedseq flower up` starts: a SuperLink and one SuperNode for each site, all on this machine. The
-memory of both is that of all their processes, a warm worker at each site among them.
+FedAvg with the payloads of ViT-Ti (K = 12, D = 1,536, random weights; or of `--backbone`) on a few
+small images, so that what an engine adds shows. Engines run one after the other in processes of
+their own. Flower's simulation (where Ray is installed) runs the sites as Ray actors on all cores; a
+deployment is what `pfedseq flower up` starts: a SuperLink and a process for each site, all on this
+machine. The memory of both is that of all their processes.
 
 `--scale` plays one round of pFedSeq with a full history over the Flower engine: every message and
 every reply is a Flower message, made into bytes and back, answered by a toy client with a folder of
@@ -44,7 +44,7 @@ num_clients = {sites}
 max_images_per_client = 16
 
 [model]
-backbone = "random:vit-tiny"
+backbone = "{backbone}"
 
 [engine]
 kind = "{kind}"
@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--sites", type=int, help="default: 10, or 2 with --quick")
     parser.add_argument("--rounds", type=int, help="default: 4, or 2 with --quick")
+    parser.add_argument("--backbone", default="random:vit-tiny", help="for example demo")
     parser.add_argument("--scale", metavar="N,N", help="only this: rounds of so many toy sites")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
@@ -69,27 +70,32 @@ def main() -> None:
         figures = scales([int(count) for count in given.scale.split(",")])
     else:
         sites, rounds = given.sites or (2 if given.quick else 10), given.rounds
-        figures = engines(sites, rounds or (2 if given.quick else 4))
+        figures = engines(sites, rounds or (2 if given.quick else 4), given.backbone)
     if given.json:
         given.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def engines(sites: int, rounds: int) -> dict[str, Any]:
-    print(
-        f"FedAvg, {sites} sites, ViT-Ti payloads; the median of {rounds - 1} rounds after the first"
-    )
-    figures: dict[str, Any] = {"sites": sites, "rounds": rounds}
+def engines(sites: int, rounds: int, backbone: str) -> dict[str, Any]:
+    print(f"FedAvg, {sites} sites, {backbone}; the median of {rounds - 1} rounds after the first")
+    figures: dict[str, Any] = {"sites": sites, "rounds": rounds, "backbone": backbone}
+
+    def config(kind: str) -> str:
+        return CONFIG.format(kind=kind, sites=sites, rounds=rounds, backbone=backbone)
+
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("local", "wire"):
-            figures[kind] = in_process(Path(folder), kind, sites, rounds)
+            figures[kind] = in_process(Path(folder), kind, config(kind))
             show(kind, figures)
         if find_spec("ray"):
-            figures["simulation"] = simulation(Path(folder) / "simulation", sites, rounds)
+            figures["simulation"] = simulation(Path(folder) / "simulation", sites, config("local"))
             show("simulation", figures)
         else:
             print("  simulation   left out: it needs pip install 'flwr[simulation]'")
-        figures["deployment"] = deployment(Path(folder) / "deployment", sites, rounds)
+        figures["deployment"] = deployment(Path(folder) / "deployment", sites, config("local"))
         show("deployment", figures)
+        own, alone = figures["deployment"], figures["local"]["seconds"]
+        overhead = own["seconds"] - alone
+        print(f"  Flower adds {overhead:.2f} s a round; a site takes {own['site_mib']:.0f} MiB")
     return figures
 
 
@@ -104,9 +110,9 @@ def round_seconds(out: Path) -> float:
     return median(line["round_seconds"] for line in lines[1:])
 
 
-def in_process(folder: Path, kind: str, sites: int, rounds: int) -> dict[str, float]:
+def in_process(folder: Path, kind: str, text: str) -> dict[str, float]:
     config, out = folder / f"{kind}.toml", folder / kind
-    config.write_text(CONFIG.format(kind=kind, sites=sites, rounds=rounds))
+    config.write_text(text)
     code = (
         "import resource, sys, pfedseq; pfedseq.run(pfedseq.load_config(sys.argv[1]), sys.argv[2]);"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
@@ -117,12 +123,12 @@ def in_process(folder: Path, kind: str, sites: int, rounds: int) -> dict[str, fl
     return {"seconds": round_seconds(out), "mib": int(done.stdout.split()[-1]) / 1024}
 
 
-def deployment(folder: Path, sites: int, rounds: int) -> dict[str, float]:
+def deployment(folder: Path, sites: int, text: str) -> dict[str, float]:
     from pfedseq.deployment.loopback import Loopback
 
     folder.mkdir()
     config, out = folder / "run.toml", folder / "out"
-    config.write_text(CONFIG.format(kind="local", sites=sites, rounds=rounds))
+    config.write_text(text)
     federation = Loopback(folder / "federation")
     for _ in federation.start(sites, secure=False):
         pass
@@ -134,7 +140,7 @@ def deployment(folder: Path, sites: int, rounds: int) -> dict[str, float]:
         federation.stop()
 
 
-def simulation(folder: Path, sites: int, rounds: int) -> dict[str, float]:
+def simulation(folder: Path, sites: int, text: str) -> dict[str, float]:
     """As docs/howto/deploying.md has it: a SuperLink of its own, whose sites are Ray actors."""
     from pfedseq.deployment.loopback import (
         CONNECTION,
@@ -148,7 +154,7 @@ def simulation(folder: Path, sites: int, rounds: int) -> dict[str, float]:
 
     folder.mkdir()
     config, out = folder / "run.toml", folder / "out"
-    config.write_text(CONFIG.format(kind="local", sites=sites, rounds=rounds))
+    config.write_text(text)
     here = Loopback(folder)
     copy_app(here.app)
     (port,) = free_ports(1)
@@ -189,29 +195,34 @@ def wait_for(host: str, port: int) -> None:
 def watched(command: list[str], out: Path, folder: Path) -> dict[str, float]:
     """What a federation's run takes whose processes have their FLWR_HOME in `folder`."""
     watch = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    most = 0.0
+    most, largest = 0.0, 0.0
     try:
         while watch.poll() is None:
-            most = max(most, memory(folder))
+            together, site = memory(folder)
+            most, largest = max(most, together), max(largest, site)
             time.sleep(2)
     finally:
         watch.kill()
     if watch.returncode:
         raise SystemExit(f"the run failed: {(out / 'federation.json').read_text()}")
-    return {"seconds": round_seconds(out), "mib": most}
+    return {"seconds": round_seconds(out), "mib": most, "site_mib": largest}
 
 
-def memory(folder: Path) -> float:
-    """Proportional memory of all processes that work in the federation's folder."""
-    total = 0
+def memory(folder: Path) -> tuple[float, float]:
+    """Proportional memory of all processes that work in the federation's folder, and the memory
+    that the largest site shares with no other process."""
+    total, largest = 0, 0
     for process in psutil.process_iter():
         try:
             home = process.environ().get("FLWR_HOME", "")
             if home.startswith(str(folder)):
-                total += process.memory_full_info().pss
+                taken = process.memory_full_info()
+                total += taken.pss
+                if "site" in process.cmdline():
+                    largest = max(largest, taken.uss)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return total / 2**20
+    return total / 2**20, largest / 2**20
 
 
 def scales(counts: list[int]) -> dict[str, Any]:

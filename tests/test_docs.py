@@ -1,5 +1,6 @@
 """The documentation: pages that follow from the code are complete, links lead somewhere."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -107,6 +108,31 @@ def test_links_between_pages_lead_somewhere():
 
 
 @pytest.mark.slow
+def functions(text):
+    """The test functions of a file, and those that are marked slow."""
+    tree = ast.parse(text)
+    marks = [n for n in tree.body if isinstance(n, ast.Assign) and "mark.slow" in ast.unparse(n)]
+    tests = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+    slow = {
+        name
+        for name, test in tests.items()
+        if marks or any("mark.slow" in ast.unparse(d) for d in test.decorator_list)
+    }
+    return set(tests), slow
+
+
+def test_every_fault_names_a_test_that_exists():
+    text = (DOCS / "howto" / "reliability.md").read_text(encoding="utf-8")
+    tables = text[text.index("## Faults of a federation") :]
+    rows = [line for line in tables.splitlines() if line.startswith("| ")]
+    named = [re.findall(r"(slow )?`(tests/[\w/]+\.py)::(\w+)`", row) for row in rows]
+    assert [bool(found) for found in named].count(False) == 4, "two heads of two lines"
+    for marked, file, name in (one for found in named for one in found):
+        tests, slow = functions((ROOT / file).read_text(encoding="utf-8"))
+        assert name in tests, (file, name)
+        assert (name in slow) == bool(marked), (file, name)
+
+
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("myst_nb", reason="needs the extra `docs`")
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q"]

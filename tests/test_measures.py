@@ -179,6 +179,25 @@ def test_counts_survive_messages_and_files_and_others_are_refused():
     for name in sent:
         assert Counts.read(sent | {name: -sent[name].long()}, 5) is None, name
         assert Counts.read(sent | {name: torch.zeros(2)}, 5) is None, name
+    assert Counts.read(sent | {"reliability": sent["reliability"] + 10**13}, 5) is None
+
+
+@pytest.mark.parametrize("case", ["many", "two classes"])
+def test_tables_that_contradict_each_other_are_noticed(case):
+    logits, labels = CASES[case]
+    whole = Counts.of(Predictions.of(logits, labels))
+    assert whole.examples == len(labels)
+    for name in ("confusion", "reliability", "histograms"):
+        table = getattr(whole, name).copy()
+        table[0, -1] += 1
+        assert replace(whole, **{name: table}).examples is None, name
+    more = replace(whole, reliability=whole.reliability + np.array([1, 0]))
+    assert more.examples is None
+
+
+def test_with_many_classes_there_are_no_histograms_to_contradict():
+    logits = torch.randn(7, 101, generator=torch.Generator().manual_seed(0))
+    assert Counts.of(Predictions.of(logits, torch.arange(7))).examples == 7
 
 
 def test_a_split_without_examples_has_no_measure_but_zeros():

@@ -1,6 +1,6 @@
 import pytest
 
-from pfedseq.words import count, size, some
+from pfedseq.words import count, printable, size, some
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,8 @@ def test_lists():
     assert some(["a"]) == "a"
     assert some(list("abcde")) == "a, b, c, d, e"
     assert some(list("abcdefg"), 2) == "a, b and 5 more"
+
+
+def test_what_others_write_cannot_reach_the_terminal():
+    assert printable("a\x1b[2J\nü") == "a [2J ü"
+    assert printable("x" * 9, most=5) == "xxxx…"

@@ -31,6 +31,11 @@ def short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def printable(text: str, most: int = 500) -> str:
+    """A text from another machine, without control characters that a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in short(text, most))
+
+
 def as_number(text: str) -> int | None:
     """The whole number that a text of up to nine digits stands for; None for any other text."""
     return int(text) if len(text) < 10 and text.isdecimal() else None

@@ -1,5 +1,7 @@
 """Sites evaluate a round's result and train for the next round in one exchange."""
 
+import re
+
 import pytest
 import torch
 
@@ -7,8 +9,10 @@ pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip insta
 
 from pfedseq import run
 from pfedseq.config import dump_config, make_config
+from pfedseq.deployment.audit import Audit
 from pfedseq.deployment.envelope import Envelope
 from pfedseq.engines.rounds import run_rounds
+from pfedseq.engines.wire import decode, encode
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, MethodConfig, Reply
 from pfedseq.methods import METHODS
@@ -248,3 +252,43 @@ def test_no_site_trains_before_it_is_known_whether_the_run_goes_on(options, tmp_
         fields = [Envelope.of_records(message.content).fields for message in site.heard]
         assert not any(f["evaluated"] for f in fields)
     assert_as_on_one_machine(values, tmp_path, out)
+
+
+def spoiled(records, change):
+    """A site's reply with other scores, whether they come with a training or alone."""
+    envelope = Envelope.of_records(records)
+    reply = decode(envelope.payload)
+    metrics = {}
+    for name, value in reply.metrics.items():
+        said = change(name.removeprefix("evaluated/"), value)
+        if said is not None:
+            metrics[name] = said
+    return Envelope(envelope.fields, encode(reply.tensors, metrics)).to_records()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("test_loss", float("nan"), "its test_loss is nan"),
+        ("test_loss", None, "does not report test_loss"),
+        ("test_accuracy", 1e9, r"its test_accuracy is 1e\+09, which cannot be"),
+    ],
+)
+def test_scores_that_cannot_be_cost_a_site_its_score_and_nobody_its_training(
+    name, value, says, tmp_path
+):
+    sites, out, told = digits_sites(tmp_path), tmp_path / "out", []
+    honest = sites[1].reply
+    sites[1].reply = lambda asked: spoiled(
+        honest(asked), lambda metric, said: value if metric == name else said
+    )
+    serve_here(sites, out, written(tmp_path, DIGITS), told)
+    records = RunFolder(out).records()
+    assert [record.scores.clients for record in records] == [(0,)] * 3
+    assert all(record.answered == 2 for record in records), "its training counts"
+    assert any(re.search(says, sentence) for sentence in told)
+    refused = [e for e in Audit(out).events() if e["event"] == "refused"]
+    assert {(e["site"], e["round"], e["step"]) for e in refused} == {
+        ("1", 1, "evaluate"), ("1", 2, "evaluate"), ("1", 3, "evaluate"), ("1", 3, "assess"),
+    }  # fmt: skip
+    assert all(re.search(says, e["reason"]) for e in refused)

@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import psutil
 import pytest
@@ -13,103 +10,14 @@ pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip insta
 
 from pfedseq import make_config, run
 from pfedseq.config import dump_config
-from pfedseq.deployment.loopback import Loopback
 from pfedseq.deployment.server import serve
 from pfedseq.deployment.status import StatusFile
 from pfedseq.runs.folder import RunFolder
 from tests.deployment.configured_sites import assert_same, digits_sites, models, without_seconds
 from tests.deployment.grid import InProcessGrid
+from tests.deployment.processes import TINY, kill
 
 pytestmark = pytest.mark.slow
-
-TINY = {
-    "run": {"methods": ["pfedseq"], "rounds": 5},
-    "data": {"name": "digits", "num_clients": 2, "max_images_per_client": 24},
-    "methods": {"pfedseq": {"warmup_rounds": 1}},
-    "engine": {"clients_per_pass": 1, "device": "cpu"},
-}
-
-
-class Deployment:
-    """`pfedseq flower` in a folder of its own, as a user calls it."""
-
-    def __init__(self, folder, **flower):
-        self.folder, self.out = folder, folder / "out"
-        self.config = folder / "run.toml"
-        self.config.write_text(dump_config(make_config(TINY | {"flower": flower})))
-        self.loopback = Loopback(folder / "federation")
-
-    def pfedseq(self, *arguments, check=True):
-        done = subprocess.run(
-            [sys.executable, "-m", "pfedseq", "flower", *map(str, arguments)],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        assert not check or done.returncode == 0, done.stderr + done.stdout
-        return done
-
-    def begin(self, *arguments):
-        """A command in the background: a run that is watched."""
-        with (self.folder / "watch.log").open("a") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "pfedseq", "flower", *map(str, arguments)],
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-            )
-
-    def rounds(self):
-        return len(RunFolder(self.out).records())
-
-    def wait(self, condition, seconds=600, pause=0.3):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, (self.folder / "watch.log").read_text()
-            time.sleep(pause)
-
-    def process(self, role):
-        (one,) = [one for one in self.loopback.started() if one.role == role]
-        return one.process()
-
-    def heard(self, role, line=": asked to "):
-        """How many messages a site has begun to work on."""
-        log = self.folder / "federation" / "logs" / f"{role}.log"
-        return log.read_text().count(line)
-
-    def kept(self, role):
-        """The rounds and exchanges of which a site remembers the end."""
-        run_name = StatusFile(self.out).read()["run"]
-        memory = self.folder / "federation" / "sites" / role / run_name / "pfedseq" / "memory"
-        return sorted(file.stem for file in memory.glob("*.safetensors"))
-
-    def models(self):
-        run_name = StatusFile(self.out).read()["run"]
-        return models(*(site / run_name / "pfedseq" / "model" for site in self.loopback.sites()))
-
-
-@pytest.fixture
-def deployed(tmp_path):
-    made = []
-
-    def make(*arguments, **flower):
-        deployment = Deployment(tmp_path, **flower)
-        made.append(deployment)
-        deployment.pfedseq("up", "--clients", 2, *arguments)
-        return deployment
-
-    yield make
-    for deployment in made:
-        deployment.pfedseq("down")
-        assert all(one.process() is None for one in deployment.loopback.started())
-
-
-def kill(process):
-    """SIGKILL, as if the machine had lost power: nobody is told."""
-    for one in [process, *process.children(recursive=True)]:
-        one.kill()
 
 
 def test_bits_survive_tls_keys_and_the_death_of_every_process_in_turn(deployed, tmp_path):
@@ -153,16 +61,19 @@ def test_an_answer_that_comes_late_is_not_used_and_its_training_is_kept(deployed
     """As on a grid that drops the site's scores of round 1 and its update of round 2."""
     reference = tmp_path / "reference"
     reference.mkdir()
-    written = dump_config(make_config(TINY | {"flower": {"answer_seconds": 2}}))
+    long = {"training": {"local_epochs": 30}}  # long enough to be suspended in it
+    written = dump_config(make_config(TINY | long | {"flower": {"answer_seconds": 2}}))
     (reference / "run.toml").write_text(written)
     sites = digits_sites(reference)
     sites[1].faults = [None, None, "late"]  # hello, round 1, then training in vain
     serve(InProcessGrid(sites), reference / "out", reference / "run.toml", print, pause=0.0)
 
     deployment = deployed(answer_seconds=15)
-    watch = deployment.begin("run", deployment.config, "--out", deployment.out)
-    deployment.wait(lambda: deployment.heard("site-1", ": asked to train") >= 2, pause=0.005)
     site = deployment.process("site-1")
+    watch = deployment.begin(
+        "run", deployment.config, "--out", deployment.out, "--set", "training.local_epochs=30"
+    )
+    deployment.wait(lambda: deployment.heard("site-1", ": asked to train") >= 2, pause=0.005)
     site.suspend()
     deployment.wait(lambda: deployment.heard("site-0", ": asked to train") >= 3)
     site.resume()

@@ -1,6 +1,7 @@
 """A federation's run: a server without data over sites of their own, on an in-process grid."""
 
 import json
+import time
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +16,10 @@ pytest.importorskip("flwr", reason="the Flower engine needs the extra: pip insta
 
 from pfedseq import load_config, run
 from pfedseq.cli import app
+from pfedseq.cli.flower_progress import _refusal
 from pfedseq.config import dump_config, make_config
 from pfedseq.data.record import train_count
+from pfedseq.deployment.audit import SUBMISSION, Audit
 from pfedseq.deployment.ledger import Ledger
 from pfedseq.deployment.messages import Card
 from pfedseq.deployment.posting import Node
@@ -313,7 +316,7 @@ def test_a_method_starts_with_what_the_sites_have_said(tmp_path):
     assert replace(server.setup, name_of=str) == expected
     assert server.setup.name_of(0) == "a"
     assert server.config == config.method_config("ditto")
-    assert (flower.ledger, flower.max_reply_bytes) == (ledger, 64e6)
+    assert flower.ledger == ledger
     assert (flower.request.method, flower.request.classes) == ("ditto", ("x", "y"))
     assert (flower.seconds, flower.device) == (7, model.device)
     assert [flower.kept_at(t) for t in range(1, 12)] == [0] * 6 + [3] * 3 + [6] * 2
@@ -333,6 +336,16 @@ def test_an_edited_config_is_not_ignored_and_a_second_server_changes_no_status(c
     with refusing_company(out), pytest.raises(InputError, match="another process is working"):
         serve_here([], out, None)
     assert StatusFile(out).read() == before, "that of the run that lives"
+    told = [e["reason"] for e in Audit(out).events() if e["site"] == SUBMISSION]
+    assert ["run.rounds was" in told[0], "another process is working" in told[1]] == [True, True]
+    assert "another process is working" in _refusal(out, 0.0)
+    assert _refusal(out, time.time() + 1) is None, "it was of an earlier submission"
+
+
+def test_the_configs_limit_on_replies_counts_from_the_hello_on(config, tmp_path):
+    config.write_text(dump_config(load_config(config, ["flower.max_reply_mb=0.00001"])))
+    with pytest.raises(InputError, match=r"its reply is larger than 1e-05 MB"):
+        serve_here(digits_sites(tmp_path), tmp_path / "out", config)
 
 
 def test_a_site_that_comes_back_with_another_backbone_is_not_taken_back():

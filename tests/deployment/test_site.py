@@ -93,3 +93,14 @@ def test_noise_is_the_same_for_the_same_message_and_for_no_other(tmp_path):
     assert len({first, *others}) == 8
     request = Request("r", "fedavg", "train", 1, 0, 0, 0, "", ())
     assert own_noise(PrivacyConfig(), SiteFolder(tmp_path / "a"), request) is None
+
+
+def test_flowers_secure_aggregation_still_needs_its_older_interface():
+    """docs/explanation/privacy.md says so; where this fails, it may have become possible."""
+    from flwr.app import Context, RecordDict
+    from flwr.server.workflow import SecAggPlusWorkflow
+
+    workflow = SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    with pytest.raises(TypeError, match="Expect a LegacyContext"):
+        workflow(None, context)

@@ -41,6 +41,8 @@ def test_a_hello_survives_being_a_message():
         Reply({"class_names": torch.tensor([300.5])}, HELLO.reply().metrics),
         Reply({"class_names": torch.tensor(list(b"[1]"))}, HELLO.reply().metrics),
         Reply({"class_names": torch.tensor(list(b"3"))}, HELLO.reply().metrics),
+        Reply({"class_names": torch.tensor(list(b"[" * 100_000))}, HELLO.reply().metrics),
+        Reply({"class_names": torch.zeros(10**7 + 1)}, HELLO.reply().metrics),
         Reply(HELLO.reply().tensors, HELLO.reply().metrics | {"test_examples": -1}),
         Reply(HELLO.reply().tensors, HELLO.reply().metrics | {"test_examples": float("nan")}),
         Reply(HELLO.reply().tensors, HELLO.reply().metrics | {"test_examples": float("inf")}),

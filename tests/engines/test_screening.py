@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,8 @@ from pfedseq.engines.roster import Roster
 from pfedseq.engines.rounds import run_rounds
 from pfedseq.errors import InputError
 from pfedseq.federation import Client, Reply
+from pfedseq.measures import Counts
+from pfedseq.measures.counts import Predictions
 from pfedseq.methods import METHODS
 from pfedseq.params import Params, capped, trimmed_mean
 from tests.engines.absences import ROUNDS, Passing, Silent, assert_same, build, memories, play
@@ -376,3 +379,31 @@ def test_where_nobodys_evaluation_can_be_used_the_run_ends_with_the_reason():
     bad = BadScores(clients, said(test_loss=float("nan")), whose=range(4))
     with pytest.raises(InputError, match=r"no client's scores in round 1 .* client 0: .*diverged"):
         run_rounds(server, bad, range(1, 2), print)
+
+
+def test_counts_that_cannot_be_are_refused_at_the_end_and_the_others_are_pooled():
+    """Of four clients one claims 10^9 examples, one sends no table, one is honest, one silent."""
+    labels = torch.tensor([0, 1, 2, 2, 1])
+    logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    honest = Counts.of(Predictions.of(logits, labels))
+    many = replace(honest, confusion=honest.confusion * np.array([1, 1, 10**9]))
+    sent = [many.tensors(), {"confusion": torch.zeros(2)}, honest.tensors(), {}]
+    numbers = {
+        f"{s}_{k}": v for s in ("test", "validation") for k, v in (("loss", 1), ("examples", 5))
+    }
+    replies = [Reply(tensors, numbers) for tensors in sent]
+
+    class Canned:
+        ids = range(4)
+
+        def call(self, step, t, down):
+            return {i: placed(i, reply) for i, reply in enumerate(replies)}
+
+    server = new_server(4)
+    server.setup = replace(server.setup, num_classes=3)
+    intake = Intake(Roster(Canned(), server, FederationConfig()))
+    assert sorted(intake.replies("assess", 1)) == [2, 3]
+    assert intake.refused == {
+        0: "the counts of its test predictions do not add up to its 5 test examples",
+        1: "the counts of its test predictions are not readable",
+    }

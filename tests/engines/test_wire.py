@@ -1,5 +1,6 @@
 """Messages as bytes: exact, and refused when damaged."""
 
+import json
 from contextlib import suppress
 
 import pytest
@@ -51,6 +52,13 @@ def test_views_arrive_whole():
 def test_infinite_metrics_are_refused():
     with pytest.raises(InputError, match="infinite"):
         decode(encode({}, {"loss": float("inf")}))
+
+
+@pytest.mark.parametrize("said", ["[" * 100_000, '{"loss": 1' + "0" * 400 + "}", "5", "null"])
+def test_headers_that_are_meant_to_break_the_reader_are_refused(said):
+    header = json.dumps({"__metadata__": {"metrics": said}}).encode()
+    with pytest.raises(InputError, match="is not readable"):
+        decode(len(header).to_bytes(8, "little") + header)
 
 
 class Echo(Client):

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from pfedseq.cli.flower_progress import AGAIN, ended, follow, since, submit
+from pfedseq.cli.flower_progress import AGAIN, await_attempt, ended, follow, submit
 from pfedseq.cli.options import EXIT_INTERRUPTED, ConfigName, Overrides, Rounds, assignments
 from pfedseq.errors import InputError
 
@@ -192,7 +192,8 @@ def watch(
     from pfedseq.deployment.status import StatusFile
 
     try:
-        follow(out.absolute(), since(StatusFile(out)), lambda: None, AGAIN)
+        await_attempt(StatusFile(out))
+        follow(out.absolute(), 0.0, lambda: None, AGAIN)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +46,12 @@ def submit(federation: Any, out: Path, config: Path | None, accept: Sequence[str
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def since(file: StatusFile) -> float:
-    """The time from which the server's status counts; later if the last attempt has ended."""
+def await_attempt(file: StatusFile) -> None:
+    """If the last attempt has ended, wait a while for a new one."""
     how = file.read()
     why = how.get("sentence") if how.get("state") == "failed" else ended(how)
     if not why:
-        return 0.0
+        return
     print(
         f"pfedseq: the last attempt has ended ({why}); waiting {NEW_ATTEMPT_SECONDS:g} s for a "
         "new one",
@@ -59,9 +60,8 @@ def since(file: StatusFile) -> float:
     deadline = time.monotonic() + NEW_ATTEMPT_SECONDS
     while time.monotonic() < deadline:
         if file.read().get("at") != how.get("at"):
-            break
+            return
         time.sleep(WATCH_SECONDS)
-    return 0.0
 
 
 def follow(out: Path, asked: float, fate: Callable[[], str | None], again: str = "") -> None:
@@ -111,13 +111,27 @@ def _await_server(out: Path, file: Any, asked: float, fate: Callable[[], str | N
             told = now
             why = fate()
             if why and file.read().get("at", -1.0) < asked:
-                raise InputError(f"{out} did not start: {why}; the SuperLink's log says more")
+                why = _refusal(out, asked) or f"{why}; the SuperLink's log says more"
+                raise InputError(f"{out} did not start: {why}")
             print(
                 f"pfedseq: waiting for Flower's server to start {out} ({now - begun:.0f} s so far; "
                 "Ctrl-C stops waiting, not the run)",
                 file=sys.stderr,
             )
         time.sleep(WATCH_SECONDS)
+
+
+def _refusal(out: Path, asked: float) -> str | None:
+    """Why our server has refused what was submitted at `asked`, if it has."""
+    from pfedseq.deployment.audit import SUBMISSION, Audit
+
+    audit = Audit(out)
+    if not audit.path.exists():
+        return None
+    told = [e for e in audit.events() if e["event"] == "refused" and e["site"] == SUBMISSION]
+    if not told or datetime.fromisoformat(told[-1]["at"]).timestamp() < asked:
+        return None
+    return str(told[-1]["reason"])
 
 
 def ended(how: dict[str, Any]) -> str | None:

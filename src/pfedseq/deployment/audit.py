@@ -11,6 +11,9 @@ from typing import Any, Protocol
 from pfedseq.errors import InputError
 from pfedseq.files import append_line
 
+SUBMISSION = "(submission)"
+"""In place of a site's name: a run that was submitted for the folder and refused."""
+
 
 class Note(Protocol):
     """Records an event that concerns a site."""

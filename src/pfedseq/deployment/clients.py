@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from flwr.app import Message
 
 from pfedseq.deployment.envelope import Envelope
 from pfedseq.deployment.ledger import Ledger
+from pfedseq.deployment.mailbox import Answer
 from pfedseq.deployment.messages import Request, parted, read_reply
-from pfedseq.deployment.posting import BY_ITSELF, CRASHED, Node, failure, pull, push
+from pfedseq.deployment.posting import BY_ITSELF, CRASHED, Node, push
 from pfedseq.deployment.roll import Roll
 from pfedseq.engines.wire import encode
 from pfedseq.errors import InputError
@@ -61,10 +61,8 @@ class FlowerClients:
         seconds: float,
         device: torch.device | None = None,
         ledger: Ledger | None = None,
-        max_reply_bytes: float = math.inf,
     ) -> None:
         self.roll, self.request, self.ledger = roll, request, ledger
-        self.max_reply_bytes = max_reply_bytes
         self.seconds, self.device = seconds, device
         self.kept_at: Callable[[int], int] = lambda t: 0
         """The round to whose end the server may return in round t; sites keep that memory."""
@@ -119,20 +117,18 @@ class FlowerClients:
             if next_look <= time.monotonic() < deadline:
                 self._send(step, asked, deadline - time.monotonic())
                 next_look = time.monotonic() + LOOK_SECONDS
-            came = pull(self.roll.grid, asked.messages)
-            for message in came:
-                answered = message.metadata.reply_to_message_id
-                i = asked.messages.pop(answered)
+            came = self.roll.mailbox.collect(asked.messages)
+            for answer in came:
+                i = asked.messages.pop(answer.to)
                 if i not in asked.waiting:
                     continue
-                if message.has_error():
-                    if asked.latest[i] == answered:  # not to a message that has been resent since
-                        self._failed(i, message, asked)
+                if answer.envelope is None:
+                    if asked.latest[i] == answer.to:  # not to a message that has been resent since
+                        self._failed(i, answer, asked)
                     continue
                 asked.waiting.discard(i)
                 try:
-                    envelope = Envelope.of_records(message.content)
-                    replies[i] = self._read(step, t, i, envelope, asked.ahead.get(i))
+                    replies[i] = self._read(step, t, i, answer.envelope, asked.ahead.get(i))
                 except InputError as problem:
                     asked.failed[i] = f"site {self.names[i]}: {problem}"
             if not came and time.monotonic() > deadline:  # what arrived before it is used
@@ -146,15 +142,19 @@ class FlowerClients:
             if i in asked.ahead:
                 self._trained[1][i] = (asked.ahead[i], None)
                 self.roll.note("silent", self.names[i], round=t + 1, step="train")
-        for i, sentence in asked.failed.items():
-            log.warning("round %d, %s: %s", t, step, sentence)
-            self.roll.problems[self.names[i]] = sentence
-            self.roll.note("refused", self.names[i], round=t, step=step, reason=sentence)
+        self.note_refusals(step, t, asked.failed)
         if self.ledger is not None:
             self.ledger.save()
         if asked.failed and not replies:
             raise InputError(f"no site could {step}: {asked.failed[min(asked.failed)]}")
         return {i: replies[i] for i in down if i in replies}
+
+    def note_refusals(self, step: str, t: int, reasons: Mapping[int, str]) -> None:
+        """Record why these sites' replies are not used."""
+        for i, reason in reasons.items():
+            log.warning("round %d, %s: %s", t, step, reason)
+            self.roll.problems[self.names[i]] = reason
+            self.roll.note("refused", self.names[i], round=t, step=step, reason=reason)
 
     def _to_send_ahead(
         self, step: str, t: int, down: Mapping[int, Tensors]
@@ -188,10 +188,6 @@ class FlowerClients:
         The reply to what was sent `ahead` waits for the call that asks for it.
         """
         name, size = self.names[i], len(envelope.payload)
-        if size > self.max_reply_bytes:
-            raise InputError(
-                f"its reply has {size / 1e6:.0f} MB, more than flower.max_reply_mb allows"
-            )
         reply, card = read_reply(envelope, self.device)
         if card.memory and self.ledger is not None:
             self.ledger.note(self.request.method, name, card.memory, self.kept_at(t))
@@ -233,13 +229,12 @@ class FlowerClients:
                 asked.messages[message] = i
                 asked.latest[i] = message
 
-    def _failed(self, i: int, message: Message, asked: _Asked) -> None:
+    def _failed(self, i: int, answer: Answer, asked: _Asked) -> None:
         """Record a failed client, or send the message again if the client was cut off."""
-        code = message.error.code
-        if code == CRASHED:
+        if answer.code == CRASHED:
             asked.crashes[i] = asked.crashes.get(i, 0) + 1
-        if code in BY_ITSELF or asked.crashes.get(i, 0) >= CRASHES:
-            asked.failed[i] = f"site {self.names[i]} failed: {failure(message)}"
+        if answer.code in BY_ITSELF or asked.crashes.get(i, 0) >= CRASHES:
+            asked.failed[i] = f"site {self.names[i]} failed: {answer.reason}"
             asked.waiting.discard(i)
         else:
             asked.sent_to.pop(i, None)

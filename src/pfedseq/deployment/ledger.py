@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import uuid
 from pathlib import Path
 
@@ -19,6 +20,9 @@ Version = tuple[int, float]
 """A round and an exchange in it: the order of a client's memories."""
 
 
+_STAMP = re.compile("([0-9]{1,9})-([0-9]{1,9}):([0-9a-zA-Z]{1,64})")
+
+
 def stamp(version: Version, checksum: str) -> str:
     """A version of a memory and its content, in a message."""
     return f"{version[0]:06d}-{int(version[1]):03d}:{checksum}"
@@ -26,11 +30,10 @@ def stamp(version: Version, checksum: str) -> str:
 
 def read_stamp(text: str) -> tuple[Version, str]:
     """The inverse of `stamp`; refuses any other text."""
-    version, colon, checksum = text.partition(":")
-    t, dash, k = version.partition("-")
-    if not (colon and dash and t.isdigit() and k.isdigit() and checksum.isalnum()):
+    parts = _STAMP.fullmatch(text)
+    if parts is None:
         raise InputError(f"{text!r} is not the version of a memory")
-    return (int(t), int(k)), checksum
+    return (int(parts[1]), int(parts[2])), parts[3]
 
 
 class Ledger:

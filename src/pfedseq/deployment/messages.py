@@ -13,6 +13,7 @@ from pfedseq.deployment.envelope import Envelope
 from pfedseq.engines.wire import decode, encode
 from pfedseq.errors import InputError
 from pfedseq.federation import Reply, Tensors
+from pfedseq.words import printable
 
 
 @dataclass(frozen=True)
@@ -103,4 +104,7 @@ def read_reply(envelope: Envelope, device: torch.device | None) -> tuple[Reply, 
         card = Card(**envelope.fields)
     except TypeError as problem:
         raise InputError(f"a site's reply is not readable: {problem}") from None
+    for name, value in vars(card).items():
+        if not isinstance(value, str) or value != printable(value):
+            raise InputError(f"a site's reply is not readable: its {name} is not a short text")
     return decode(envelope.payload, device), card

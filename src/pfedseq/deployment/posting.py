@@ -1,15 +1,16 @@
-"""Sends messages to nodes and collects their replies, through Flower's Grid."""
+"""Sends messages to nodes, through Flower's Grid."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Message
 
 from pfedseq.deployment.envelope import Envelope
+from pfedseq.words import printable
 
 BY_ITSELF = (2, 1)
 """Flower's error codes for a client that failed itself, for which resending does not help."""
@@ -48,14 +49,8 @@ def push(grid: Any, contents: Sequence[tuple[Node, Envelope]], seconds: float) -
     return ids if len(ids) == len(messages) else [None] * len(messages)
 
 
-def pull(grid: Any, messages: Iterable[str]) -> list[Message]:
-    """The replies that have arrived to any of the messages."""
-    ids = list(messages)
-    return list(grid.pull_messages(ids)) if ids else []
-
-
 def failure(message: Message) -> str:
     """A failed client's error message, without Flower's wrapping."""
     said = str(message.error.reason or f"error {message.error.code}")
     unwrapped = _FLOWER_WRAPPING.match(said)
-    return unwrapped[1] if unwrapped else said
+    return printable(unwrapped[1] if unwrapped else said)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pfedseq.deployment.audit import Note, no_note
-from pfedseq.deployment.envelope import Envelope
+from pfedseq.deployment.mailbox import Mailbox
 from pfedseq.deployment.messages import Card, Request, read_reply
-from pfedseq.deployment.posting import BY_ITSELF, Node, failure, pull, push
+from pfedseq.deployment.posting import BY_ITSELF, Node, push
 from pfedseq.errors import InputError
 from pfedseq.federation import Hello
 
@@ -45,8 +46,10 @@ class Roll:
         members: Mapping[str, Hello] | None = None,
         admit: Callable[[Guest], None] | None = None,
         note: Note = no_note,
+        largest_reply: float = math.inf,
     ) -> None:
         self.grid, self.request, self.pause, self.note = grid, request, pause, note
+        self.mailbox = Mailbox(grid, largest_reply)
         self.check: Callable[[Guest], None] = lambda guest: None
         """Decides about a member that has returned; raises InputError to refuse it."""
         self.problems: dict[str, str] = {}
@@ -80,7 +83,7 @@ class Roll:
         if not in_time and (self.members is None or not self.guests):
             raise InputError(
                 f"only {len(self.guests)} of {expected} sites said hello within {seconds:g} "
-                f"seconds ({', '.join(self.names()) or 'none'}): are the others' SuperNodes "
+                f"seconds ({', '.join(self.names()) or 'none'}): are the others "
                 "running? (flower.sites, flower.start_seconds)"
             )
         if self.members is None:
@@ -111,17 +114,17 @@ class Roll:
 
     def _listen(self, online: set[Node]) -> None:
         by_message = {message: node for node, (message, _) in self._asked.items()}
-        for reply in pull(self.grid, by_message):
-            node = by_message[reply.metadata.reply_to_message_id]
+        for answer in self.mailbox.collect(by_message):
+            node = by_message[answer.to]
             del self._asked[node]
-            if reply.has_error():
-                if reply.error.code in BY_ITSELF:
+            if answer.envelope is None:
+                if answer.code in BY_ITSELF:
                     self._known.add(node)
-                    self._refuse(f"site {node.name or node.number} failed: {failure(reply)}")
+                    self._refuse(f"site {node.name or node.number} failed: {answer.reason}")
                 continue
             self._known.add(node)
             try:
-                said, card = read_reply(Envelope.of_records(reply.content), None)
+                said, card = read_reply(answer.envelope, None)
                 hello = Hello.of(said)
             except InputError as problem:
                 self._refuse(f"site {node.name or node.number}: {problem}")

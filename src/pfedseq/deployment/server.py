@@ -8,6 +8,7 @@ the sites of the run that are online. A site that joins later is admitted betwee
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -19,7 +20,7 @@ import torch
 
 from pfedseq.config import Config, dump_config, load_config
 from pfedseq.data.record import DataRecord
-from pfedseq.deployment.audit import Audit
+from pfedseq.deployment.audit import SUBMISSION, Audit
 from pfedseq.deployment.clients import FlowerClients
 from pfedseq.deployment.ledger import Ledger
 from pfedseq.deployment.messages import Request
@@ -87,8 +88,7 @@ class Federation:
         method, options = find_method(name), self.config.method_config(name)
         request = replace(self.roll.request, method=name, classes=self.classes)
         seconds = self.config.flower.answer_seconds
-        largest = 1e6 * self.config.flower.max_reply_mb
-        clients = FlowerClients(self.roll, request, seconds, self.device, self.ledger, largest)
+        clients = FlowerClients(self.roll, request, seconds, self.device, self.ledger)
         every, conditions = self.config.run.checkpoint_every, self.config.federation
         clients.kept_at = lambda t: max(0, (t - 1) // every * every - every)
         model = self.model.widened(options.rank_blocks)
@@ -122,18 +122,15 @@ def serve(
     The outcome is written to federation.json, because Flower itself does not report failures. The
     sites named in `accept` may continue from whatever memory they have.
     """
-    folder, status = RunFolder(out), StatusFile(out)
-    if folder.config.exists():
-        checked = load_config(folder.config)
-        if config is not None:
-            folder.check_options(load_config(config).sized())
-    elif config is None:
-        raise InputError(f'{out} has no run to continue: set config="FILE.toml" as well')
-    else:
-        checked = load_config(config).sized()
-        RunFolder.check_vacant(out)
-        folder = RunFolder.create(out, dump_config(checked))
-    with refusing_company(out):  # a refused process must not change the live run's status
+    with ExitStack() as held:
+        try:
+            folder, checked = _opened(out, config)
+            held.enter_context(refusing_company(out))  # before it can change a live run's status
+        except InputError as problem:
+            if (out / "config.toml").exists():
+                Audit(out)("refused", SUBMISSION, reason=str(problem))
+            raise
+        status = StatusFile(out)
         try:
             summary = _serve(grid, folder, checked, status, tell, pause, accept)
         except BaseException as problem:
@@ -142,6 +139,20 @@ def serve(
             raise
         status.write("finished", "all methods are done")
     return summary
+
+
+def _opened(out: Path, config: Path | None) -> tuple[RunFolder, Config]:
+    """The run in `out`, or a new one of this config; refuses other options for an existing run."""
+    folder = RunFolder(out)
+    if folder.config.exists():
+        if config is not None:
+            folder.check_options(load_config(config).sized())
+        return folder, load_config(folder.config)
+    if config is None:
+        raise InputError(f'{out} has no run to continue: set config="FILE.toml" as well')
+    checked = load_config(config).sized()
+    RunFolder.check_vacant(out)
+    return RunFolder.create(out, dump_config(checked)), checked
 
 
 def _serve(
@@ -166,7 +177,8 @@ def _serve(
     about = {"run": run, "pid": me.pid, "created": me.create_time(), "absent": []}
     status.write("gathering", "waiting for the sites", **about)
     request = Request(run, config.run.methods[0], "hello", 0, 0, 0, 0, dump_config(config), ())
-    roll = Roll(grid, request, pause, begun, note=audit)
+    largest = 1e6 * config.flower.max_reply_mb
+    roll = Roll(grid, request, pause, begun, note=audit, largest_reply=largest)
     for name in accept:
         if name not in (begun or {}):
             raise InputError(f"accept names {name}, which is not a site of this run")

@@ -14,13 +14,14 @@ from pfedseq.engines.payload import bases, unpack
 from pfedseq.engines.roster import Roster
 from pfedseq.engines.screening import (
     absurd_lengths,
+    counts_fault,
     fault_of,
     misplaced,
     score_fault,
     update_length,
 )
 from pfedseq.errors import InputError
-from pfedseq.federation import Client, Reply, Tensors, TrainsAhead
+from pfedseq.federation import Client, HearsOfRefusals, Reply, Tensors, TrainsAhead
 
 EVALUATIONS = ("evaluate", "evaluate_mean", "assess")
 
@@ -109,6 +110,8 @@ class Intake:
             fault = misplaced(reply, t, i, down) or fault_of(reply, expected)
             if step in EVALUATIONS:
                 fault = fault or score_fault(step, reply.metrics)
+            if step == "assess":
+                fault = fault or counts_fault(reply, server.setup.num_classes or 0)
             if fault:
                 faults[i] = fault
             else:
@@ -120,6 +123,8 @@ class Intake:
             self.roster.note_lengths({i: n for i, n in lengths.items() if i not in faults})
         accepted = {i: reply for i, reply in sound.items() if i not in faults}
         self.refused |= faults
+        if faults and isinstance(self.roster.engine, HearsOfRefusals):
+            self.roster.engine.note_refusals(step, t, faults)
         self.client_seconds += sum(r.metrics.get(f"{step}_seconds", 0.0) for r in accepted.values())
         if step == "train":
             self.answered = set(accepted)

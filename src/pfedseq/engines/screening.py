@@ -12,7 +12,7 @@ import torch
 from pfedseq.engines.answer import CLIENT, DIVERGED, ROUND
 from pfedseq.engines.conditions import FederationConfig
 from pfedseq.federation import Reply, Tensors
-from pfedseq.measures import MEASURES
+from pfedseq.measures import MEASURES, Counts
 from pfedseq.training.moments import is_moment
 
 _ADVICE = ": its training diverged; lower the learning rate (training.lr)"
@@ -80,6 +80,19 @@ def score_fault(step: str, metrics: Mapping[str, float]) -> str | None:
         low, high = _range(name)
         if not low - ROUNDING <= value <= high + ROUNDING:
             return f"its evaluation says that its {name} is {value:g}, which cannot be"
+    return None
+
+
+def counts_fault(reply: Reply, num_classes: int) -> str | None:
+    """Why the counts of a client's test predictions are refused, or None; none may be sent."""
+    if not reply.tensors:
+        return None
+    counts = Counts.read(reply.tensors, num_classes)
+    if counts is None:
+        return "the counts of its test predictions are not readable"
+    said = reply.metrics["test_examples"]
+    if counts.examples != said:
+        return f"the counts of its test predictions do not add up to its {said:g} test examples"
     return None
 
 

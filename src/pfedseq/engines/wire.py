@@ -18,6 +18,11 @@ from pfedseq.errors import InputError
 from pfedseq.federation import Reply, Site, Tensors
 
 _METRICS = "metrics"
+_UNREADABLE = (
+    *(SafetensorError, ValueError, KeyError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),  # numbers of 400 digits, brackets within brackets
+)
+"""What reading a message raises that somebody else has written."""
 
 
 def encode(tensors: Tensors, metrics: dict[str, float] | None = None) -> bytes:
@@ -34,7 +39,7 @@ def decode(message: bytes, device: torch.device | None = None) -> Reply:
         header = json.loads(message[8 : 8 + length])
         metrics = json.loads(header["__metadata__"][_METRICS])
         numbers = {str(name): float(value) for name, value in metrics.items()}
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except _UNREADABLE as problem:
         raise InputError(f"a message of {len(message)} bytes is not readable: {problem}") from None
     if any(math.isinf(value) for value in numbers.values()):
         raise InputError("a message carries an infinite metric")

@@ -9,7 +9,7 @@ method file runs in one process, over a wire, or on many machines.
 from pfedseq.federation.client import Client
 from pfedseq.federation.messages import SPLITS, Hello, Reply, Split, Tensors
 from pfedseq.federation.method import RATES, Method, MethodConfig
-from pfedseq.federation.server import Clients, Server, TrainsAhead
+from pfedseq.federation.server import Clients, HearsOfRefusals, Server, TrainsAhead
 from pfedseq.federation.setup import Aggregation, Setup
 from pfedseq.federation.task import AuxiliaryTask, Batch, Site, Task
 from pfedseq.params import Part
@@ -22,6 +22,7 @@ __all__ = [
     "Batch",
     "Client",
     "Clients",
+    "HearsOfRefusals",
     "Hello",
     "Method",
     "MethodConfig",

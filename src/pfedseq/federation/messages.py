@@ -45,6 +45,10 @@ MOST = 10**15
 """Examples that nobody has; sums of such numbers still fit into 64 bits."""
 
 
+MOST_NAMES = 10_000_000
+"""Bytes of names of classes that nobody has."""
+
+
 @dataclass(frozen=True)
 class Hello:
     """A client's introduction before round 1: counts and class names, no examples."""
@@ -66,10 +70,13 @@ class Hello:
         """Read what `reply` wrote; anything else is refused."""
         try:
             train, validation, test = (int(reply.metrics[f"{s}_examples"]) for s in SPLITS)
-            names = json.loads(bytes(reply.tensors["class_names"].tolist()))
+            written = reply.tensors["class_names"]
+            if written.numel() > MOST_NAMES:
+                raise ValueError(f"{written.numel():,} bytes of names of classes")
+            names = json.loads(bytes(written.tolist()))
             possible = 0 <= min(train, validation, test) <= max(train, validation, test) <= MOST
             if not possible or not all(isinstance(n, str) for n in names):
                 raise ValueError(f"{train}, {validation}, {test} examples of {names}")
-        except (KeyError, ValueError, TypeError, OverflowError) as problem:
+        except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as problem:
             raise InputError(f"a client's hello is not readable: {problem}") from None
         return cls(train, validation, test, tuple(names))

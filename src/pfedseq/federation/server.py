@@ -48,6 +48,14 @@ class TrainsAhead(Protocol):
         """
 
 
+@runtime_checkable
+class HearsOfRefusals(Protocol):
+    """An engine that keeps a log of its clients."""
+
+    def note_refusals(self, step: str, t: int, reasons: Mapping[int, str]) -> None:
+        """These clients' replies to `step` have been screened and are not used."""
+
+
 class Server(ABC):
     """The server half of a method: may own networks and optimizers; sees no data."""
 

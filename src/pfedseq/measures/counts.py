@@ -20,6 +20,8 @@ CONFIDENCE_BINS = 15
 LOG_ODDS_REACH, LOG_ODDS_BINS = 10.0, 200
 """Of the histograms of log-odds: from −10 to 10 in steps of 0.1; what lies beyond is in the last
 bins."""
+MOST = 10**12
+"""Largest count that is read; sums of such numbers over all clients still fit into 64 bits."""
 MOST_HISTOGRAM_CLASSES = 100
 """With more classes, no histograms are sent, and AUROC and average precision are not pooled."""
 
@@ -103,13 +105,26 @@ class Counts:
         shapes = (confusion.shape[1:], reliability.shape, confidence.shape, histograms.shape[1:])
         if (
             shapes != ((3,), (CONFIDENCE_BINS, 2), (CONFIDENCE_BINS,), (4,))
-            or any(array.dtype != np.int64 or (array < 0).any() for array in whole)
+            or any(a.dtype != np.int64 or (a < 0).any() or (a > MOST).any() for a in whole)
             or confidence.dtype != np.float64
             or (confusion[:, :2] >= num_classes).any()
             or (histograms[:, :3] >= (num_classes, 2, LOG_ODDS_BINS)).any()
         ):
             return None
         return cls(confusion, reliability, confidence, histograms, num_classes)
+
+    @property
+    def examples(self) -> int | None:
+        """The number of examples that were counted; None if the tables contradict each other."""
+        number, right = self.reliability.sum(axis=0)
+        hits = self.confusion[self.confusion[:, 0] == self.confusion[:, 1], 2].sum()
+        cells = number * self.num_classes if self.num_classes <= MOST_HISTOGRAM_CLASSES else 0
+        agreed = (
+            number == self.confusion[:, 2].sum()
+            and right == hits
+            and cells == self.histograms[:, 3].sum()
+        )
+        return int(number) if agreed else None
 
     @classmethod
     def pooled(cls, some: Sequence[Counts]) -> Counts:
