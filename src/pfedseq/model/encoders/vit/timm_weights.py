@@ -87,8 +87,8 @@ def _checked_depth(tensors: Mapping[str, Tensor], naming: Naming, path: Path) ->
     inner, outer = (tensors.get(f"blocks.0.mlp.{key}") for key in ("fc1.bias", "fc2.weight"))
     if inner is not None and outer is not None and len(inner) == 2 * outer.shape[-1]:
         raise InputError(
-            f"{path} has gated MLPs (SwiGLU), like DINOv2's giant ViT: models of this kind are read "
-            "in transformers' format only; give its folder or hub id"
+            f"{path} has gated MLPs (SwiGLU), like DINOv2's giant ViT: models of this kind are "
+            "read in transformers' format only; give its folder or hub id"
         )
     known = {entry.source for entry in naming.entries(depth, tensors)}
     missing = sorted(known - tensors.keys())
