@@ -253,6 +253,30 @@ def test_a_repository_as_timm_writes_it(tmp_path):
     torch.testing.assert_close(adapted_features(backbone), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        ("vit_base_patch16_clip_224.openai", "quick_gelu"),
+        ("vit_base_patch16_clip_224.openai_ft_in1k", "gelu"),
+        ("vit_base_patch16_clip_224.laion2b", "gelu"),
+        ("vit_base_patch16_clip_224.dfn2b", "gelu"),
+        ("vit_large_patch14_clip_224.dfn2b", "quick_gelu"),
+        ("vit_base_patch16_clip_quickgelu_224.dfn2b", "quick_gelu"),
+        ("vit_base_patch32_clip_224.metaclip_400m", "quick_gelu"),
+    ],
+)
+def test_the_activation_of_clip_follows_timms_name(name, activation, tmp_path):
+    """Weights trained with QuickGELU have notes in timm; fine-tuning there used GELU."""
+    tensors = timm_tensors(random_model("clip"), "clip")
+    save_file(tensors, tmp_path / f"{name}.safetensors")
+    file = load_backbone(str(tmp_path / f"{name}.safetensors"))
+    assert file.model.config.hidden_act == activation
+    architecture, tag = name.split(".")
+    about = {"architecture": architecture, "pretrained_cfg": {"tag": tag}}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert load_backbone(str(tmp_path)).model.config.hidden_act == activation
+
+
 def test_heads_of_unusual_width():
     """As in timm: ViT-H/14 and CLIP-H have 16 heads of 80, SO-400M 16 of 72."""
     assert [heads_of(width) for width in (32, 192, 768, 1024)] == [1, 3, 12, 16]

@@ -12,9 +12,9 @@ from pfedseq.report.console import console
 
 SOURCES = (
     ("demo", "the small ViT inside this package, for images"),
-    ("ORGANISATION/MODEL", "a model of the hub, in transformers' format or a ViT in timm's"),
+    ("ORGANISATION/MODEL", "a model of the hub, in transformers' format or in timm's"),
     ("path/to/folder", "the same files in a folder: config.json, model.safetensors, …"),
-    (f"path/to/file{'|'.join(SUFFIXES)}", "a ViT in timm's naming, or of the augreg release"),
+    (f"path/to/file{'|'.join(SUFFIXES)}", "weights in timm's naming, or of the augreg release"),
     (
         f"{RANDOM_PREFIX}{'|'.join((*ARCHITECTURES, 'demo'))}",
         "a ViT with random weights, for tests and timings",
@@ -33,17 +33,18 @@ def print_backbones() -> None:
         sources.add_row(escape(name), what)
     console.print(sources)
     families = Table(
-        title="Families in transformers' format, by model_type of config.json",
+        title="Families, by model_type of config.json in transformers' format",
         title_justify="left",
         show_lines=True,
     )
-    for heading in ("family", "reads", "model_type", "for example", "fast paths"):
+    for heading in ("family", "reads", "model_type", "timm's files", "for example", "fast paths"):
         families.add_column(heading, overflow="fold")
     for family in FAMILIES.values():
         families.add_row(
             escape(family.title),
             f"{family.unit}s",
             ", ".join(family.model_types),
+            "yes" if family.reads_timm else "",
             escape(family.example),
             ", ".join(family.fast_paths),
         )

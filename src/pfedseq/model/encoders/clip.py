@@ -1,5 +1,6 @@
 """CLIP's vision tower, alone or from a complete CLIP; the pooled class token is the feature."""
 
+import re
 from typing import Any
 
 from torch import nn
@@ -32,6 +33,15 @@ PLACES = Places(
 )
 NORMS = ("layer_norm1", "layer_norm2")
 """The norms before attention and before the MLP."""
+_QUICK_GELU = re.compile(
+    r"quickgelu|\.(openai|dfn5b|metaclip_400m|metaclip_2pt5b)$|_large_patch14_clip_224\.dfn2b$"
+    r"|_huge_patch14_clip_224\.metaclip2_worldwide$|_base_patch32_clip_224\.laion400m_e32$"
+)
+"""timm's names of weights that were trained with QuickGELU.
+
+Those without `quickgelu` in their names are the same weights; timm computes them with GELU, and
+says so in a note.
+"""
 
 
 class ClipFamily(Family):
@@ -48,7 +58,7 @@ def _settings(file: TimmFile) -> dict[str, Any]:
         **geometry,
         "image_size": file.side(before=1) * geometry["patch_size"],
         "layer_norm_eps": 1e-5,
-        "hidden_act": "quick_gelu" if file.says("quickgelu") else "gelu",
+        "hidden_act": "quick_gelu" if _QUICK_GELU.search(file.name) else "gelu",
     }
 
 

@@ -87,6 +87,11 @@ class Family:
     """Optimisations over plain PEFT, for `pfedseq backbones`."""
 
     @property
+    def reads_timm(self) -> bool:
+        """Whether timm's files of this family are read."""
+        return self.timm is not None
+
+    @property
     def name(self) -> str:
         """The name in the registry: the first of its model types."""
         return self.model_types[0]

@@ -80,7 +80,7 @@ def _settings(file: TimmFile) -> dict[str, Any]:
     geometry = file.geometry()
     with_head = "attn_pool.latent" in file.tensors
     # timm computes some sizes of SigLIP with the exact GELU, though all were trained with tanh's.
-    tanh = with_head or file.says("siglip")
+    tanh = with_head or "siglip" in file.name
     return {
         **geometry,
         "image_size": file.side(before=0) * geometry["patch_size"],

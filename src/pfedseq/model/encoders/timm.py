@@ -120,9 +120,12 @@ class TimmFile:
     num_heads: int | None = None
     """As the user gave it."""
 
-    def says(self, word: str) -> bool:
-        """Whether the architecture, or else the file's name, contains a word."""
-        return word in str(self.about.get("architecture") or self.path.name).lower()
+    @property
+    def name(self) -> str:
+        """timm's name, such as `vit_base_patch16_clip_224.openai`, or else the file's."""
+        architecture = self.about.get("architecture")
+        tag = self.about.get("pretrained_cfg", {}).get("tag", "")
+        return f"{architecture}.{tag}" if architecture else self.path.stem
 
     @property
     def depth(self) -> int:
