@@ -209,7 +209,7 @@ class TimmNaming:
         """
         file = replace(file, tensors=self.prepare(file.tensors))
         rules = self._checked_rules(file)
-        config = self.model.config_class(**self.settings(file))  # type: ignore[misc]
+        config = self.model.config_class(**self.settings(file))
         with seeded(0):  # initial weights, which are all overwritten
             model = self.model(config, **options)
         wanted = model.state_dict()
