@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from pfedseq.cli import app
 from pfedseq.config import make_config
 from pfedseq.data.loading import load_data
-from pfedseq.experiments.advice import Situation, advise, situation_of
+from pfedseq.experiments.advice import Situation, advise, sentences, situation_of
 from pfedseq.methods import METHODS
 
 
@@ -63,6 +63,20 @@ def test_each_rule_speaks_where_it_should_and_only_there():
     assert "apple" in names(clients=3)
     everything = {name for o in (0.1, 0.5, 0.9) for name in names(2, 20, o, 0.1)}
     assert everything <= set(METHODS)
+
+
+def test_dialogues_have_no_classes_to_speak_of():
+    """Nor have they heads: methods that need one are left out of every rule."""
+    done = CliRunner().invoke(app, ["methods", "--advise", "llm-demo"])
+    assert done.exit_code == 0, done.output
+    assert "class" not in done.output
+    assert "label" not in done.output
+    many = advise(Situation(3, 5000.0, None, 0.2))
+    found = {name for advice in many for name in advice.methods}
+    assert {"pfedseq", "local", "ghbm", "apple"} <= found
+    assert not any(METHODS[name].needs_head for name in found)
+    assert all(advice.methods for advice in many)
+    assert len(sentences(Situation(3, 5000.0, None, 0.2))) == 2
 
 
 def test_the_command_says_what_it_saw_and_what_to_type():

@@ -22,11 +22,18 @@ from pfedseq.workloads.images.reader import ImageReader
 from pfedseq.workloads.personal import PersonalModel
 from tests.model.some_models import some_phi
 from tests.model.tiny_image_models import DEPTH, FAMILIES, PATCH, SIZE, WIDTH, write_image_model
+from tests.model.tiny_language_models import FAMILIES as LANGUAGE_FAMILIES
+from tests.model.tiny_text_models import FAMILIES as TEXT_FAMILIES
 
 IMAGES = torch.randn(4, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
 LABELS = torch.tensor([0, 1, 2, 0])
 NAMES = ("ant", "bee", "cat")
-CLASSES = {"vit_mae": "ViTMAEModel", "clip": "CLIPVisionModel", "siglip": "SiglipVisionModel"}
+CLASSES = {
+    "vit_mae": "ViTMAEModel",
+    "clip": "CLIPVisionModel",
+    "siglip": "SiglipVisionModel",
+    "siglip2": "Siglip2VisionModel",
+}
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES])
@@ -50,7 +57,7 @@ def outputs_of(model, folder, images, resampled=False):
     if name == "vit_mae":
         noise = torch.linspace(0, 1, (images.shape[-1] // PATCH) ** 2).expand(len(images), -1)
         return model(images, noise=noise, interpolate_pos_encoding=resampled)
-    if name == "siglip2":
+    if name.startswith("siglip2"):
         side = images.shape[-1] // PATCH
         cells = images.reshape(len(images), 3, side, PATCH, side, PATCH)
         patches = cells.permute(0, 2, 4, 3, 5, 1).reshape(len(images), side**2, -1)
@@ -262,6 +269,24 @@ def test_a_target_that_the_model_has_not_is_refused(tmp_path):
         AdaptedModel(backbone, AdapterConfig(targets=("mlp_gate",)), 3, seed=0)
 
 
+def test_a_dinov2_with_gated_mlps(tmp_path):
+    """DINOv2's giant model; its MLPs have other names and cannot carry adapters here."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+    pixels = {"patch_size": PATCH, "image_size": SIZE}
+    config = transformers.Dinov2Config(**sizes, **pixels, use_swiglu_ffn=True)
+    theirs = transformers.Dinov2Model(config).eval()
+    theirs.save_pretrained(tmp_path)
+    backbone = load_backbone(str(tmp_path))
+    model = AdaptedModel(backbone, AdapterConfig(), 3, seed=0)
+    with torch.no_grad():
+        expected = theirs(IMAGES).pooler_output
+    ours = model.features(model.initial.adapter, model.inputs(IMAGES))
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match=r"'mlp_in', which backbone .* does not have"):
+        AdaptedModel(backbone, AdapterConfig(targets=("mlp_in",)), 3, seed=0)
+
+
 def test_a_checkpoint_without_some_block_is_refused(tmp_path):
     folder = Path(write_image_model("clip", tmp_path / "clip"))
     config = json.loads((folder / "config.json").read_text())
@@ -278,4 +303,14 @@ def test_the_page_names_every_family():
     for family in FAMILY_REGISTRY.values():
         types = ", ".join(f"`{name}`" for name in family.model_types)
         start = f"| {family.title} | {types} | "
-        assert sum(row.startswith(start) for row in rows) == 1, start
+        (row,) = [row for row in rows if row.startswith(start)]
+        assert row.split(" | ")[2].startswith("yes") == family.reads_timm, row
+
+
+def test_every_type_of_the_registry_is_among_the_models_of_these_tests(tmp_path):
+    """A `model_type` that is listed has features, gradients and exports compared with theirs."""
+    made = {model().config.model_type for model in FAMILIES.values()}
+    made |= {model().config.model_type for model in TEXT_FAMILIES.values()}
+    made |= {model().config.model_type for model in LANGUAGE_FAMILIES.values()}
+    listed = {name for family in FAMILY_REGISTRY.values() for name in family.model_types}
+    assert listed - made == {"vit"}  # tests/model/test_backbone.py and test_personal.py

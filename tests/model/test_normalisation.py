@@ -29,7 +29,9 @@ def test_imagenet_by_name_sets_both_and_is_no_assumption(weights: Path) -> None:
     assert (mixed.mean, mixed.std) == (IMAGENET_MEAN, (1.0, 1.0, 1.0))
     half = load_backbone(str(weights), mean="half")
     assert (half.mean, half.std, half.note) == (HALF, HALF, None)
-    with pytest.raises(InputError, match="three numbers or one of half, imagenet, not 'imgnet'"):
+    with pytest.raises(
+        InputError, match="three numbers or one of half, imagenet, clip, not 'imgnet'"
+    ):
         load_backbone(str(weights), mean="imgnet")
 
 

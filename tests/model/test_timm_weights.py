@@ -16,6 +16,7 @@ from pfedseq.model.backbone import IMAGENET_MEAN, IMAGENET_STD, load_backbone
 from tests.model.timm_vit import (
     DEPTH,
     HEADS,
+    MLP,
     WIDTH,
     Bomb,
     assert_close,
@@ -173,23 +174,34 @@ def test_timm_config_beside_the_file_gives_the_normalisation(timm_file: Path) ->
             r"missing blocks\.1\.mlp\.fc2\.bias; unexpected nothing",
         ),
         (without("norm.weight"), r"missing norm\.weight"),
-        (without("cls_token"), r"missing cls_token"),
+        (without("cls_token"), r"17 positions of patches, which are no square grid"),
         (without("patch_embed.proj.weight"), r"missing patch_embed\.proj\.weight"),
         (without("blocks.1.attn.qkv.bias"), r"missing blocks\.1\.attn\.qkv\.bias"),
         (
-            lambda t: t | {"dist_token": torch.ones(1, 1, WIDTH)},
-            r"unexpected dist_token; it looks like DeiT .*facebook/deit-base-distilled",
+            lambda t: t | {"blocks.0.attn.q_bias": torch.ones(WIDTH)},
+            r"looks like EVA or EVA-02: models of this kind are not read",
         ),
-        (lambda t: t | {"norm_pre.weight": torch.ones(WIDTH)}, r"like CLIP: give .*openai/clip"),
-        (lambda t: t | {"attn_pool.q.bias": torch.ones(WIDTH)}, r"like SigLIP: give"),
-        (lambda t: t | {"blocks.0.attn.q_bias": torch.ones(WIDTH)}, r"like BEiT: give"),
-        (lambda t: t | {"blocks.0.gamma_1": torch.ones(WIDTH)}, r"like DINOv3: give"),
         (
             lambda t: t | {"blocks.0.attn.q_proj.weight": torch.ones(WIDTH, WIDTH)},
             r"like EVA-02: models of this kind are not read",
         ),
+        (
+            lambda t: t | {"blocks.0.gamma_1": torch.ones(WIDTH)},
+            r"looks like ViT with rotary positions: models",
+        ),
+        (
+            lambda t: t | {"attn_pool.latent": torch.ones(1, 1, WIDTH)},
+            r"looks like ViT with attention pooling beside a class token: models",
+        ),
+        (
+            lambda t: t | {"blocks.0.mlp.fc1.bias": torch.ones(2 * MLP)},
+            r"gated MLPs \(SwiGLU\), like DINOv2's giant ViT: .* in transformers' format only",
+        ),
         (lambda t: t | {"blocks.0.ls1.gamma": torch.ones(7)}, r"unexpected blocks\.0\.ls1"),
-        (lambda t: t | {"fc_norm.weight": torch.ones(WIDTH)}, r"unexpected fc_norm\.weight"),
+        (
+            lambda t: t | {"fc_norm.weight": torch.ones(WIDTH)},
+            r"unexpected fc_norm\.weight; it looks like ViT that averages patches",
+        ),
         (
             lambda t: t | {"blocks.1.attn.proj.weight": torch.ones(WIDTH, 7)},
             r"shapes of blocks\.1\.attn\.proj\.weight \(128, 7\) are wrong",

@@ -60,6 +60,12 @@ FAMILIES = {
     "siglip2": lambda: t.Siglip2VisionModel(
         t.Siglip2VisionConfig(**_without_size(num_patches=(SIZE // PATCH) ** 2))
     ),
+    "siglip2-whole": lambda: t.Siglip2Model(
+        t.Siglip2Config(
+            vision_config=_without_size(num_patches=(SIZE // PATCH) ** 2),
+            text_config={**TEXT, **ENDS},
+        )
+    ),
 }
 """One of every family, and what a family's checkpoints differ in."""
 

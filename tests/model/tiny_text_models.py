@@ -11,6 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import (
     BertConfig,
     BertModel,
+    CamembertConfig,
+    CamembertModel,
     DistilBertConfig,
     DistilBertModel,
     ModernBertConfig,
@@ -20,6 +22,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
 )
 
 WORDS = {"sport": "goal match team ball", "food": "bread soup cheese salt", "sky": "star moon rain"}
@@ -38,6 +42,12 @@ SIZES = {
 FAMILIES = {
     "bert": lambda: BertModel(BertConfig(**COMMON, **SIZES), add_pooling_layer=False),
     "roberta": lambda: RobertaModel(RobertaConfig(**COMMON, **SIZES), add_pooling_layer=False),
+    "xlm-roberta": lambda: XLMRobertaModel(
+        XLMRobertaConfig(**COMMON, **SIZES), add_pooling_layer=False
+    ),
+    "camembert-roberta": lambda: CamembertModel(
+        CamembertConfig(**COMMON, **SIZES), add_pooling_layer=False
+    ),
     "mpnet": lambda: MPNetModel(MPNetConfig(**COMMON, **SIZES), add_pooling_layer=False),
     "distilbert": lambda: DistilBertModel(
         DistilBertConfig(

@@ -86,6 +86,25 @@ def test_a_site_that_was_absent_in_the_last_round_has_a_dash_and_others_their_ow
     assert "–: absent in the last round" in screen.getvalue()
 
 
+def test_a_run_of_dialogues_has_adapters_without_heads(screen, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out/adapters").mkdir(parents=True)
+    of = summary(["pfedseq"], ["Ann", "Bo"])
+    tables.print_results(of, Path("out"))
+    assert "each client's PEFT adapter and head" in screen.getvalue()
+    screen.truncate(0)
+    columns = {"loss": (0.1, 0.2), "perplexity": (1.1, 1.2), "token_accuracy": (0.9, 0.8)}
+    scores = replace(
+        of.methods["pfedseq"].scores,
+        headline="perplexity",
+        test=columns,
+        validation=dict.fromkeys(columns, (None, None)),
+    )
+    row = replace(of.methods["pfedseq"], scores=scores)
+    tables.print_results(replace(of, methods={"pfedseq": row}), Path("out"))
+    assert "each client's PEFT adapter\n" in screen.getvalue()
+
+
 def test_clients_that_are_worse_off_are_named_under_the_table(screen):
     harmed = {"pfedseq": {"local": ["Ann", "Bo"], "mean_adapter": ["[Bo]"]}}
     of = summary(["pfedseq", "local"], ["Ann", "Bo"])

@@ -136,6 +136,18 @@ def test_how_much_one_test_example_weighs():
     assert codes(sound(scores={"a": scored(test=(50, 80))})) == []
 
 
+def test_of_dialogues_tokens_are_counted():
+    made = scored(test=(20, 4))
+    made = replace(made, test={**made.test, "token_accuracy": (0.5, 0.5)})
+    said = [finding.sentence for finding in look(sound(scores={"a": made}))]
+    assert any(
+        "have 4 to 20 tokens: one token is up to 25 points of a client's token acc" in s
+        for s in said
+    )
+    assert any(one.startswith("too few test tokens to judge by") for one in said)
+    assert not any("example" in one for one in said)
+
+
 def test_classes_that_are_trained_but_not_tested():
     (found,) = look(sound(tested_classes={"north": (100, 100), "south": (200, 0)}))
     assert found.code == "classes_missing_from_test"

@@ -81,14 +81,14 @@ class ModelConfig(BaseConfig):
     )
     mean: tuple[float, float, float] | None = Field(
         None,
-        description="mean of the inputs in [0, 1], or `imagenet` or `half` for mean and std; "
+        description="mean of the inputs in [0, 1], or `imagenet`, `half` or `clip` for both; "
         "default: the backbone's, or 0.5 if it is unknown",
     )
     std: tuple[float, float, float] | None = Field(
         None, description="standard deviation of the inputs, like `mean`"
     )
     num_heads: int | None = Field(
-        None, ge=1, description="attention heads of a timm-format file, if they are not 64 wide"
+        None, ge=1, description="attention heads of a timm-format file, if not as timm has them"
     )
     pooling: Literal["mean", "first", "last", "max"] | None = Field(
         None,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import numpy as np
 
-from pfedseq.data.dataset import FederatedData
+from pfedseq.data.dataset import DialogueSet, FederatedData
+from pfedseq.methods import find_method
 
 FEW_IMAGES = 60
 """Training examples per client below which local training is hardly enough."""
@@ -26,8 +27,11 @@ class Situation:
     clients: int
     examples: float
     """The median number of training examples per client."""
-    overlap: float
-    """Mean over pairs of clients of Σ_c min(share of c, share of c): 1 for the same labels."""
+    overlap: float | None
+    """Mean over pairs of clients of Σ_c min(share of c, share of c): 1 for the same labels.
+
+    None for dialogues, which have no labels.
+    """
     participation: float
 
 
@@ -45,6 +49,9 @@ def situation_of(data: FederatedData, participation: float) -> Situation:
     """Compute the properties from the clients' training examples."""
     labels, num_classes = data.examples.labels, len(data.examples.class_names)
     counts = [np.bincount(labels[c.train], minlength=num_classes) for c in data.clients]
+    examples = float(median(int(count.sum()) for count in counts))
+    if isinstance(data.examples, DialogueSet):
+        return Situation(len(counts), examples, None, participation)
     shares = [count / max(1, count.sum()) for count in counts]
     pairs = [
         float(np.minimum(one, other).sum())
@@ -53,16 +60,27 @@ def situation_of(data: FederatedData, participation: float) -> Situation:
     ]
     return Situation(
         len(counts),
-        float(median(int(count.sum()) for count in counts)),
+        examples,
         fmean(pairs) if pairs else 1.0,
         participation,
     )
 
 
 def advise(given: Situation) -> list[Advice]:
-    """The rules that apply, the most informative first."""
+    """The rules that apply, the most informative first; methods that need a head need classes."""
+    found = _by_labels(given, given.overlap) if given.overlap is not None else [_WITHOUT_LABELS]
+    found += _by_numbers(given)
+    if given.overlap is None:
+        for number, advice in enumerate(found):
+            fit = tuple(name for name in advice.methods if not find_method(name).needs_head)
+            found[number] = replace(advice, methods=fit)
+    return found
+
+
+def _by_labels(given: Situation, overlap: float) -> list[Advice]:
+    """The rules about the clients' classes."""
     found = []
-    if given.overlap >= ALIKE and given.examples < FEW_IMAGES:
+    if overlap >= ALIKE and given.examples < FEW_IMAGES:
         found.append(
             Advice(
                 ("fedavg",),
@@ -78,7 +96,7 @@ def advise(given: Situation) -> list[Advice]:
                 backed=False,
             )
         )
-    if given.overlap <= APART:
+    if overlap <= APART:
         found.append(
             Advice(
                 ("pfedseq", "fedrep", "pefll", "pfedhn"),
@@ -94,7 +112,7 @@ def advise(given: Situation) -> list[Advice]:
                 backed=False,
             )
         )
-    if given.overlap > APART:
+    if overlap > APART:
         found.append(
             Advice(
                 ("pfedseq", "ditto", "feddpa"),
@@ -103,6 +121,19 @@ def advise(given: Situation) -> list[Advice]:
                 backed=False,
             )
         )
+    return found
+
+
+_WITHOUT_LABELS = Advice(
+    ("pfedseq", "ditto", "feddpa"),
+    "clients may answer the same prompts differently: a common adapter with a personal part",
+    backed=False,
+)
+
+
+def _by_numbers(given: Situation) -> list[Advice]:
+    """The rules about the numbers of clients and examples."""
+    found = []
     if given.examples >= MANY_IMAGES:
         found.append(
             Advice(
@@ -133,9 +164,16 @@ def advise(given: Situation) -> list[Advice]:
 
 def sentences(given: Situation) -> Sequence[str]:
     """Describe the properties in words."""
+    overlap = (
+        ()
+        if given.overlap is None
+        else (
+            f"their labels overlap by {100 * given.overlap:.0f} % on average (100 %: the same "
+            "classes in the same shares)",
+        )
+    )
     return (
         f"{given.clients} clients, {given.examples:.0f} training examples each (median)",
-        f"their labels overlap by {100 * given.overlap:.0f} % on average (100 %: the same classes "
-        "in the same shares)",
+        *overlap,
         f"{100 * given.participation:.0f} % of them take part in a round",
     )

@@ -26,15 +26,12 @@ from pfedseq.model.encoders.loading import (
     read_config,
 )
 from pfedseq.model.encoders.parts import ImagePart, Part
+from pfedseq.model.encoders.tensor_files import UNREADABLE, reason
+from pfedseq.model.encoders.timm_files import LoadedModel, read_timm_file
 from pfedseq.model.encoders.vit.family import FAMILY as VIT_FAMILY
 from pfedseq.model.encoders.vit.naming import REGISTERS
 from pfedseq.model.encoders.vit.registers import add_registers
-from pfedseq.model.encoders.vit.timm_weights import (
-    UNREADABLE,
-    VitWeights,
-    read_timm_file,
-    reason,
-)
+from pfedseq.model.encoders.vit.timm_weights import VitWeights
 from pfedseq.model.geometry import (
     ARCHITECTURES,
     DEMO_FOLDER,
@@ -197,61 +194,27 @@ def load_backbone(
     `image_size`, `mean`, `std` and `framing` default to what the source says, else to 224, to what
     a bare file is recognised as (`Backbone.note` says it) or 0.5, and to whole images, resized
     bicubically; `mean="imagenet"` sets mean and std.
-    `num_heads` is for a timm-format file whose heads are not 64 wide, which the file cannot tell.
+    `num_heads` is for a timm-format file whose heads have an unusual width, which most files
+    cannot tell.
     """
     if num_heads is not None and not name.endswith(SUFFIXES):
         raise InputError(
             f"num_heads = {num_heads} was given for backbone {name!r}, whose config defines it: "
             "remove it (it is for timm-format files only)"
         )
-    source: dict[str, Any] = {}
-    file = weights_file(name)
-    if name.startswith(RANDOM_PREFIX):
-        weights = _random_weights(name, seed)
-    elif name == "demo":
-        weights, source = _from_folder_or_hub(str(DEMO_FOLDER))
-    elif file is not None:
-        weights, source = read_timm_file(file, num_heads), _json_beside(file)
-    else:
-        config = read_config(name)
-        if "model_type" in config or "architecture" not in config:
-            family = find_family(config.get("model_type"), "image", name)
-            if family is not VIT_FAMILY:
-                return _of_family(family, name, image_size, mean, std, framing)
-        weights, source = _from_folder_or_hub(name)
-    size = image_size if image_size is not None else int(weights.config.image_size)
-    chosen = normalisation(name, mean, std, source, weights.origin, bare=file is not None)
-    return Backbone(
-        model=_frozen_model(weights, size, name),
-        mean=chosen.mean,
-        std=chosen.std,
-        image_size=size,
-        note=chosen.note,
-        name=name,
-        num_heads=num_heads,
-        framing=framing or processor_framing(name, source, size, "vit"),
-        as_published=_is_hub_id(name)
-        and "architecture" not in source  # timm's config
-        and size == int(weights.config.image_size),
-    )
-
-
-def _of_family(
-    family: Family,
-    name: str,
-    image_size: int | None,
-    mean: Sequence[float] | str | None,
-    std: Sequence[float] | str | None,
-    framing: Framing | None,
-) -> Backbone:
-    """A backbone of any other family, loaded by transformers."""
-    model = load_weights(name, family)
-    own = family.image_size(model.config)
+    bare = weights_file(name) is not None
+    loaded, source = _read(name, num_heads, seed)
+    family = VIT_FAMILY if isinstance(loaded, VitWeights) else loaded.family
+    config = loaded.config if isinstance(loaded, VitWeights) else loaded.model.config
+    own = family.image_size(config)
     size = own if image_size is None else image_size
-    if size != own:
-        family.resize(model, size, name)
-    processor = image_processor(name)
-    chosen = normalisation(name, mean, std, processor)
+    chosen = normalisation(name, mean, std, source, loaded.origin, bare=bare)
+    if isinstance(loaded, VitWeights):
+        model = _frozen_model(loaded, size, name)
+    else:
+        model = loaded.model
+        if size != own:
+            family.resize(model, size, name)
     return Backbone(
         model=model,
         mean=chosen.mean,
@@ -259,10 +222,35 @@ def _of_family(
         image_size=size,
         note=chosen.note,
         name=name,
-        framing=framing or processor_framing(name, processor, size),
-        as_published=_is_hub_id(name) and size == own,
+        num_heads=num_heads,
+        framing=framing or processor_framing(name, source, size, family.name),
+        as_published=_is_hub_id(name)
+        and "architecture" not in source  # timm's config
+        and size == own,
         family=family,
     )
+
+
+def _read(
+    name: str, num_heads: int | None, seed: int
+) -> tuple[VitWeights | LoadedModel, dict[str, Any]]:
+    """A backbone's weights and what its files say of preparing images."""
+    file = weights_file(name)
+    if name.startswith(RANDOM_PREFIX):
+        return _random_weights(name, seed), {}
+    if name == "demo":
+        return _transformers_weights(str(DEMO_FOLDER)), image_processor(str(DEMO_FOLDER))
+    if file is not None:
+        beside = read_object(file.with_name("config.json")) or {}  # as timm's releases have it
+        return read_timm_file(file, num_heads, beside), beside
+    config = read_config(name)
+    if "architecture" in config and "model_type" not in config:  # how timm writes its repositories
+        return read_timm_file(_timm_weights(name), None, config), config
+    family = find_family(config.get("model_type"), "image", name)
+    if family is VIT_FAMILY:
+        _refuse_unusual_images(name, config)
+        return _transformers_weights(name), image_processor(name)
+    return LoadedModel(load_weights(name, family), family), image_processor(name)
 
 
 def _is_hub_id(name: str) -> bool:
@@ -326,11 +314,8 @@ def _random_weights(name: str, seed: int) -> VitWeights:
     return VitWeights(config, dict(model.state_dict()))
 
 
-def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
-    """Read a folder or hub repository; also returns its normalisation settings."""
-    config = read_config(name)
-    if "architecture" in config and "model_type" not in config:  # how timm writes its repositories
-        return read_timm_file(_timm_weights(name), None), config
+def _refuse_unusual_images(name: str, config: dict[str, Any]) -> None:
+    """Refuse a ViT for images that are not square, or without three channels."""
     keys = ("image_size", "patch_size", "num_channels")
     geometry = {key: config[key] for key in keys if key in config}
     square = all(isinstance(value, int) for value in geometry.values())
@@ -339,7 +324,6 @@ def _from_folder_or_hub(name: str) -> tuple[VitWeights, dict[str, Any]]:
             f"backbone {name!r} has {geometry} in its config.json, but square images and patches "
             "(one number each) and 3 channels are needed"
         )
-    return _transformers_weights(name), image_processor(name)
 
 
 def _timm_weights(name: str) -> Path:
@@ -379,8 +363,3 @@ def _transformers_weights(name: str) -> VitWeights:
 
 def _is_head(key: str) -> bool:
     return key.removeprefix("vit.").startswith(("pooler.", "classifier."))
-
-
-def _json_beside(path: Path) -> dict[str, Any]:
-    """The config.json that timm's releases put next to the weights; {} if there is none."""
-    return read_object(path.with_name("config.json")) or {}

@@ -20,8 +20,8 @@ from pfedseq.model.encoders.encoder import Stacked, Towers
 from pfedseq.model.encoders.family import Family
 from pfedseq.model.encoders.loading import load_weights, quiet_transformers, read_config
 from pfedseq.model.encoders.parts import DialoguePart, joined
+from pfedseq.model.encoders.tensor_files import UNREADABLE, reason
 from pfedseq.model.encoders.token_model import TokenModel
-from pfedseq.model.encoders.vit.timm_weights import UNREADABLE, reason
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.readout import PADDING, FrozenHead
 

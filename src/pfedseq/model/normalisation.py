@@ -20,13 +20,17 @@ DEFAULT_STD: Channels = (0.5, 0.5, 0.5)
 IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
 """DeiT and DINO use this and `IMAGENET_STD`; the paper's ViT uses 0.5 for both."""
 IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
+CLIP_MEAN: Channels = (0.48145466, 0.4578275, 0.40821073)
+"""OpenAI's CLIP and many of OpenCLIP's use this and `CLIP_STD`."""
+CLIP_STD: Channels = (0.26862954, 0.26130258, 0.27577711)
 
 NAMED: dict[str, dict[str, Channels]] = {
     "half": {"mean": DEFAULT_MEAN, "std": DEFAULT_STD},
     "imagenet": {"mean": IMAGENET_MEAN, "std": IMAGENET_STD},
+    "clip": {"mean": CLIP_MEAN, "std": CLIP_STD},
 }
 _BY_FILE_NAME = (
-    (r"deit|deit3|dino|dinov2|ibot|mae|moco", "imagenet"),
+    (r"deit|deit3|dino|dinov2|dinov3|ibot|mae|moco|beitv2", "imagenet"),
     (r"augreg|augreg2|in21k|orig", "half"),
 )
 
@@ -106,7 +110,11 @@ def _note(backbone: str, origin: tuple[str, str] | None) -> str:
         )
     name, because = origin
     other = "half" if name == "imagenet" else "imagenet"
-    what = "ImageNet's mean and std" if name == "imagenet" else "mean and std of 0.5"
+    what = {
+        "half": "mean and std of 0.5",
+        "imagenet": "ImageNet's mean and std",
+        "clip": "CLIP's mean and std",
+    }[name]
     return (
         f"{backbone} looks like {because}: inputs are normalised with {what}; set "
         f"model.mean = {other!r} if that is wrong, {name!r} to confirm"

@@ -27,8 +27,8 @@ from pfedseq.model.encoders.loading import (
     read_config,
 )
 from pfedseq.model.encoders.parts import Part, Pooling, TextPart, joined, pooled
+from pfedseq.model.encoders.tensor_files import UNREADABLE, reason
 from pfedseq.model.encoders.token_model import TokenModel
-from pfedseq.model.encoders.vit.timm_weights import UNREADABLE, reason
 from pfedseq.model.layout import AdapterLayout
 from pfedseq.model.readout import TunedHead
 from pfedseq.seeding import seeded

@@ -13,11 +13,11 @@ _FIRST_ARCHITECTURE, *_OTHER_ARCHITECTURES = ARCHITECTURES
 _FIRST_SUFFIX, *_OTHER_SUFFIXES = SUFFIXES
 SOURCES = (
     ("demo", "the small ViT inside this package, for images"),
-    ("ORGANISATION/MODEL", "a model of the hub, in transformers' format or a ViT in timm's"),
+    ("ORGANISATION/MODEL", "a model of the hub, in transformers' format or in timm's"),
     ("path/to/folder", "the same files in a folder: config.json, model.safetensors, …"),
     (
         f"path/to/file{_FIRST_SUFFIX}",
-        f"a ViT in timm's naming, or of the augreg release; also {', '.join(_OTHER_SUFFIXES)}",
+        f"weights in timm's naming, or of the augreg release; also {', '.join(_OTHER_SUFFIXES)}",
     ),
     (
         f"{RANDOM_PREFIX}{_FIRST_ARCHITECTURE}",
@@ -47,15 +47,19 @@ def print_backbones() -> None:
 
 def _print_families(unit: str) -> None:
     """The families that read images, texts or dialogues; an example is never broken in two."""
+    chosen = [family for family in FAMILIES.values() if family.unit == unit]
+    timm = any(family.reads_timm for family in chosen)
     console.print(f"[bold]Families for {unit}s[/bold] (model_type of config.json)")
     families = plain_table()
     for heading in ("family", "for example"):
         families.add_column(heading, no_wrap=True)
+    if timm:
+        families.add_column("timm's files")
     families.add_column("model_type", overflow="fold")
-    for family in FAMILIES.values():
-        if family.unit == unit:
-            kinds = ", ".join(family.model_types)
-            families.add_row(escape(family.title), escape(family.example), kinds)
+    for family in chosen:
+        reads = ["yes" if family.reads_timm else ""] * timm
+        kinds = ", ".join(family.model_types)
+        families.add_row(escape(family.title), escape(family.example), *reads, kinds)
     console.print(families)
 
 

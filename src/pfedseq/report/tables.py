@@ -247,13 +247,14 @@ def print_results(summary: RunSummary, folder: Path) -> None:
         for name, what in _EPSILONS.items():
             if name in summary.epsilon:
                 console.print(f"ε = {summary.epsilon[name]:.3g} {what}")
+    tuned = "adapter and head" if first.scores.has_classes else "adapter"
     files = {
         "summary.json": "these tables and more",
         "metrics.jsonl": "every round, every client",
         "curves.png": "learning curves",
         "clients.png": "data distribution per client",
         "assessments": "each client's measures and confusions with the model it keeps",
-        "adapters": "each client's PEFT adapter and head",
+        "adapters": f"each client's PEFT {tuned}",
         "config.toml": "the run, every option written out",
     }
     # In a federation, the adapters and the data distribution are at the sites.

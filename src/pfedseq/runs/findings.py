@@ -32,7 +32,7 @@ SAME_LOSS = 0.001
 RISE = 1.2
 """Ratio of the final to the lowest loss above which a loss has risen."""
 COARSE = 50
-"""Test examples below which one example is more than two points of accuracy."""
+"""Test examples (or tokens) below which one is more than two points of accuracy."""
 
 
 @dataclass(frozen=True)
@@ -208,9 +208,10 @@ def small_sets(seen: Seen) -> Iterator[Finding]:
         small = {seen.name(i): n for i, n in sizes.items() if n and not can_be_judged(n)}
         if small:
             listed = some([f"{name} ({n})" for name, n in small.items()])
+            counted = "examples" if scores.has_classes else "tokens"
             yield Finding(
                 f"small_{split}_set",
-                f"too few {split} examples to judge by, fewer than {FEWEST_TO_JUDGE}: {listed}; "
+                f"too few {split} {counted} to judge by, fewer than {FEWEST_TO_JUDGE}: {listed}; "
                 f"{consequence}",
                 clients=tuple(small),
             )
@@ -219,13 +220,18 @@ def small_sets(seen: Seen) -> Iterator[Finding]:
 def coarse_scores(seen: Seen) -> Iterator[Finding]:
     """Test sets so small that one example matters."""
     scores = next(iter(seen.scores.values()), None)
-    sizes = [n for n in scores.test_examples if n] if scores is not None else []
+    if scores is None:
+        return
+    sizes = [n for n in scores.test_examples if n]
     if sizes and min(sizes) < COARSE:
         counts = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+        one, measure = (
+            ("example", "accuracy") if scores.has_classes else ("token", "token accuracy")
+        )
         yield Finding(
             "coarse_scores",
-            f"test sets have {counts} examples: one example is up to {100 / min(sizes):.2g} points "
-            "of a client's accuracy",
+            f"test sets have {counts} {one}s: one {one} is up to {100 / min(sizes):.2g} points "
+            f"of a client's {measure}",
         )
 
 

@@ -79,6 +79,11 @@ class Scores:
         """The measure that the headline names."""
         return find_measure(self.headline)
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether examples have classes; otherwise the answers' tokens are what is counted."""
+        return "token_accuracy" not in self.test
+
     def examples(self, split: EvaluationSplit) -> tuple[int, ...]:
         """The number of examples of each client."""
         return self.test_examples if split == "test" else self.validation_examples

@@ -1,4 +1,4 @@
-"""Texts that the user names: arguments, files or folders."""
+"""Texts that the user names: arguments, files or folders, and what is read from them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pfedseq.errors import InputError
 from pfedseq.workloads.kinds import Found
+from pfedseq.workloads.personal import Raw
 
 MOST_SHOWN = 60
 """Characters of a text shown in a table."""
@@ -29,6 +30,19 @@ def find_texts(named: Sequence[str]) -> list[Found]:
             short = shown if len(shown) <= MOST_SHOWN else shown[: MOST_SHOWN - 1] + "…"
             found.append(Found(short, argument))
     return found
+
+
+def text_of(raw: Raw) -> str:
+    """A text, or a file's bytes in UTF-8; refuses empty ones."""
+    name, content = raw
+    if isinstance(content, bytes):
+        try:
+            content = content.decode("utf-8")
+        except UnicodeDecodeError as problem:
+            raise InputError(f"{name} is not readable as UTF-8 text: {problem}") from None
+    if not isinstance(content, str) or not content.strip():
+        raise InputError(f"{name} has no text in it")
+    return content
 
 
 def _exists(path: Path) -> bool:

@@ -16,6 +16,7 @@ from pfedseq.model.adapters import Places
 from pfedseq.model.encoders.encoder import Stacked, Towers
 from pfedseq.model.encoders.parts import Part, cut, same_weights
 from pfedseq.model.encoders.stacked import StackedPart
+from pfedseq.model.encoders.timm import TimmNaming
 from pfedseq.model.feature_length import feature_length
 from pfedseq.model.layout import AdapterLayout
 
@@ -78,10 +79,17 @@ class Family:
     """Prefixes of the other weights of a complete checkpoint, which are not read."""
     has_classifier: bool = False
     """Whether transformers has a class with a `classifier` layer on these features."""
+    timm: TimmNaming | None = None
+    """How timm names such a model's tensors, if its files are read."""
     example: str = ""
     """The hub id of an example, for `pfedseq backbones`."""
     fast_paths: tuple[str, ...] = ("prefix", "stacked passes")
     """Optimisations over plain PEFT, for `pfedseq backbones`."""
+
+    @property
+    def reads_timm(self) -> bool:
+        """Whether timm's files of this family are read."""
+        return self.timm is not None
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from pfedseq.errors import InputError
 from pfedseq.files import read_object
 from pfedseq.hub_access import REMEDY, without_waiting
 from pfedseq.model.encoders.family import Family
-from pfedseq.model.encoders.vit.timm_weights import UNREADABLE, reason
+from pfedseq.model.encoders.tensor_files import UNREADABLE, reason
 from pfedseq.model.geometry import name_some
 
 

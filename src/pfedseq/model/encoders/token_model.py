@@ -12,11 +12,12 @@ from pfedseq.model.encoders.family import Family
 
 
 class TokenModel:
-    """A transformer that reads tokens; a subclass is a dataclass with these three fields."""
+    """A transformer that reads tokens; a subclass is a dataclass with these four fields."""
 
     model: PreTrainedModel
     family: Family
     name: str
+    tokenizer: Any
 
     @property
     def config(self) -> Any:

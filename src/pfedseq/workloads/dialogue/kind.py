@@ -22,13 +22,13 @@ from pfedseq.model.language_model import LanguageModel
 from pfedseq.workloads.dialogue import published
 from pfedseq.workloads.dialogue.reader import AskedLanguageModel, asked_backbone
 from pfedseq.workloads.dialogue.source import padded, predicted
-from pfedseq.workloads.kinds import ExportCard, Found
+from pfedseq.workloads.kinds import ExportCard
 from pfedseq.workloads.personal import Example, PersonalModel, Raw
-from pfedseq.workloads.prompts import find_texts
+from pfedseq.workloads.token_kind import TokenKind
 from pfedseq.workloads.uploads import Refused, Upload
 
 
-class DialogueKind:
+class DialogueKind(TokenKind):
     """Implements `kinds.Kind`."""
 
     unit = "dialogue"
@@ -38,10 +38,6 @@ class DialogueKind:
     def asked(self, folder: Path, name: str, about: Mapping[str, Any]) -> AskedLanguageModel:
         """The language model of a saved folder, with the folder's maximum length."""
         return asked_backbone(folder, name, about)
-
-    def find(self, named: Sequence[str]) -> list[Found]:
-        """Prompts from arguments, .txt files, and folders of .txt files."""
-        return find_texts(named)
 
     def labelled(self, path: Path) -> AnsweredDialogues:
         """A .jsonl or .txt file, or a folder of them."""
@@ -90,18 +86,6 @@ class DialogueKind:
     def is_published(self, encoder: Encoder) -> bool:
         """Whether it came from the hub."""
         return not _model(encoder).place.exists()
-
-    def write_backbone(self, encoder: Encoder, folder: Path) -> None:
-        """Write the model with its tokenizer."""
-        published.write_backbone(_model(encoder), folder)
-
-    def same_backbone(self, encoder: Encoder, folder: Path) -> bool:
-        """Whether two models have the same weights."""
-        return published.same_backbone(_model(encoder), folder)
-
-    def check_onnx(self) -> None:
-        """Refuse: ONNX files are for images."""
-        raise InputError("--onnx is for images: leave it out")
 
     def write_merged(self, personal: PersonalModel, folder: Path) -> None:
         """The whole model with the adapter in its weights, and its tokenizer."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from transformers import PreTrainedModel
-
-from pfedseq.model.encoders.loading import load_weights, quiet_transformers
 from pfedseq.model.language_model import LanguageModel
 from pfedseq.workloads.headless import merged_encoder
 from pfedseq.workloads.personal import PersonalModel
+from pfedseq.workloads.token_kind import save_with_tokenizer
 from pfedseq.workloads.whole_folder import write_whole
 
 _USE = """\
@@ -48,29 +45,9 @@ def usage(personal: PersonalModel, backbone: str, folder: str) -> str:
     return _USE.format(folder=folder, backbone=backbone, prompt=_ASKED if asked else _PLAIN)
 
 
-def write_backbone(encoder: LanguageModel, folder: Path) -> None:
-    """Write a language model and its tokenizer for transformers' `Auto` classes."""
-    write_whole(folder, lambda place: _save(encoder.model, encoder, place))
-
-
-def same_backbone(encoder: LanguageModel, folder: Path) -> bool:
-    """Whether a folder has the weights of a model."""
-    mine = encoder.model.state_dict()
-    theirs = load_weights(str(folder), encoder.family).state_dict()
-    return mine.keys() == theirs.keys() and all(
-        torch.equal(mine[name].cpu(), theirs[name]) for name in mine
-    )
-
-
 def write_merged(personal: PersonalModel, folder: Path) -> None:
     """Write the model with the adapter merged into its weights, and its tokenizer."""
     encoder = personal.model.encoder
     assert isinstance(encoder, LanguageModel)
     model = merged_encoder(personal, encoder.model)
-    write_whole(folder, lambda place: _save(model, encoder, place))
-
-
-def _save(model: PreTrainedModel, encoder: LanguageModel, folder: Path) -> None:
-    with quiet_transformers(progress_bar=False):
-        model.save_pretrained(folder)
-        encoder.tokenizer.save_pretrained(folder)
+    write_whole(folder, lambda place: save_with_tokenizer(model, encoder, place))

@@ -19,6 +19,7 @@ from pfedseq.model.encoders.encoder import Encoder
 from pfedseq.model.language_model import LanguageModel, load_language_model
 from pfedseq.workloads.dialogue.source import fit, row
 from pfedseq.workloads.personal import Raw
+from pfedseq.workloads.prompts import text_of
 
 MOST_TOKENS = 1_000_000
 USUAL_TOKENS = 256
@@ -42,20 +43,13 @@ class DialogueReader:
         One token is left for the answer. A `Dialogue` with an answer becomes the rows (T, 3) of
         `source.row`, which include the next tokens.
         """
-        name, content = raw
-        if isinstance(content, Dialogue):
-            return row(fit(self.encoder.encode(content), self.max_tokens))
-        if isinstance(content, bytes):
-            try:
-                content = content.decode("utf-8")
-            except UnicodeDecodeError as problem:
-                raise InputError(f"{name} is not readable as UTF-8 text: {problem}") from None
-        if not isinstance(content, str) or not content.strip():
-            raise InputError(f"{name} has no text in it")
+        if isinstance(raw[1], Dialogue):
+            return row(fit(self.encoder.encode(raw[1]), self.max_tokens))
+        text = text_of(raw)
         if self.continues:
-            numbers = self.encoder.encode_beginning(content)
+            numbers = self.encoder.encode_beginning(text)
         else:
-            asked = Dialogue((Turn("user", content.strip("\n")),), "")
+            asked = Dialogue((Turn("user", text.strip("\n")),), "")
             numbers = self.encoder.encode_prompt(asked)
         return np.array(numbers[1 - self.encoder.most_tokens :], dtype=np.int64)
 

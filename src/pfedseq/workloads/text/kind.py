@@ -20,16 +20,16 @@ from pfedseq.model.encoders.encoder import Encoder
 from pfedseq.model.text_encoder import TextEncoder
 from pfedseq.words import some
 from pfedseq.workloads.headless import write_head
-from pfedseq.workloads.kinds import ExportCard, Found
+from pfedseq.workloads.kinds import ExportCard
 from pfedseq.workloads.personal import Example, PersonalModel, Raw
-from pfedseq.workloads.prompts import find_texts
 from pfedseq.workloads.scoring import score_classes
 from pfedseq.workloads.text import published
 from pfedseq.workloads.text.reader import AskedTextEncoder, asked_backbone
+from pfedseq.workloads.token_kind import TokenKind
 from pfedseq.workloads.uploads import Refused, Upload
 
 
-class TextKind:
+class TextKind(TokenKind):
     """Implements `kinds.Kind`."""
 
     unit = "text"
@@ -53,10 +53,6 @@ class TextKind:
     def asked(self, folder: Path, name: str, about: Mapping[str, Any]) -> AskedTextEncoder:
         """The encoder of a saved folder, with the folder's length and pooling."""
         return asked_backbone(folder, name, about)
-
-    def find(self, named: Sequence[str]) -> list[Found]:
-        """Texts from arguments, .txt files, and folders of .txt files."""
-        return find_texts(named)
 
     def labelled(self, path: Path) -> LabelledTexts:
         """A CSV file with the columns `label` and `text`, or folders of .txt files by class."""
@@ -111,18 +107,6 @@ class TextKind:
     def is_published(self, encoder: Encoder) -> bool:
         """Whether it came from the hub."""
         return not Path(encoder.name).exists()
-
-    def write_backbone(self, encoder: Encoder, folder: Path) -> None:
-        """Write the backbone with its tokenizer."""
-        published.write_backbone(_encoder(encoder), folder)
-
-    def same_backbone(self, encoder: Encoder, folder: Path) -> bool:
-        """Whether two backbones have the same weights."""
-        return published.same_backbone(_encoder(encoder), folder)
-
-    def check_onnx(self) -> None:
-        """Refuse: ONNX files are for images."""
-        raise InputError("--onnx is for images: leave it out")
 
     def write_merged(self, personal: PersonalModel, folder: Path) -> None:
         """The encoder with the adapter in its weights, its tokenizer and the head."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from transformers import PreTrainedModel
-
-from pfedseq.model.encoders.loading import load_weights, quiet_transformers
 from pfedseq.model.text_encoder import TextEncoder
 from pfedseq.workloads.headless import HEAD_FILE, merged_encoder, write_head
 from pfedseq.workloads.personal import PersonalModel
+from pfedseq.workloads.token_kind import save_with_tokenizer
 from pfedseq.workloads.whole_folder import write_whole
 
 _USE = """\
@@ -56,20 +53,6 @@ def usage(personal: PersonalModel, backbone: str, class_names: str, folder: str)
     )
 
 
-def write_backbone(encoder: TextEncoder, folder: Path) -> None:
-    """Write a text encoder and its tokenizer for `AutoModel` and `AutoTokenizer`."""
-    write_whole(folder, lambda place: _save(encoder.model, encoder, place))
-
-
-def same_backbone(encoder: TextEncoder, folder: Path) -> bool:
-    """Whether a folder has the weights of an encoder."""
-    mine = encoder.model.state_dict()
-    theirs = load_weights(str(folder), encoder.family).state_dict()
-    return mine.keys() == theirs.keys() and all(
-        torch.equal(mine[name].cpu(), theirs[name]) for name in mine
-    )
-
-
 def write_merged(personal: PersonalModel, folder: Path) -> None:
     """Write the encoder with the adapter merged, its tokenizer, and the head."""
     encoder = personal.model.encoder
@@ -77,13 +60,7 @@ def write_merged(personal: PersonalModel, folder: Path) -> None:
     model = merged_encoder(personal, encoder.model)
 
     def write(place: Path) -> None:
-        _save(model, encoder, place)
+        save_with_tokenizer(model, encoder, place)
         write_head(personal, place)
 
     write_whole(folder, write)
-
-
-def _save(model: PreTrainedModel, encoder: TextEncoder, folder: Path) -> None:
-    with quiet_transformers(progress_bar=False):
-        model.save_pretrained(folder)
-        encoder.tokenizer.save_pretrained(folder)

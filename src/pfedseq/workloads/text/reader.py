@@ -18,6 +18,7 @@ from pfedseq.model.encoders.encoder import Encoder
 from pfedseq.model.encoders.parts import Pooling
 from pfedseq.model.text_encoder import TextEncoder, load_text_encoder
 from pfedseq.workloads.personal import Raw
+from pfedseq.workloads.prompts import text_of
 from pfedseq.workloads.text.source import trimmed
 
 MOST_TOKENS = 1_000_000
@@ -33,15 +34,8 @@ class TextReader:
 
     def read(self, raw: Raw) -> NDArray[np.int64]:
         """A text, or a file's bytes in UTF-8, as token numbers (T,)."""
-        name, content = raw
-        if isinstance(content, bytes):
-            try:
-                content = content.decode("utf-8")
-            except UnicodeDecodeError as problem:
-                raise InputError(f"{name} is not readable as UTF-8 text: {problem}") from None
-        if not isinstance(content, str) or not content.strip():
-            raise InputError(f"{name} has no text in it")
-        numbers: NDArray[np.int64] = self.encoder.tokenise([content.strip()], self.max_tokens)[0]
+        text = text_of(raw).strip()
+        numbers: NDArray[np.int64] = self.encoder.tokenise([text], self.max_tokens)[0]
         return numbers
 
     def inputs(self, examples: Sequence[NDArray[np.int64]], device: torch.device) -> Tensor:

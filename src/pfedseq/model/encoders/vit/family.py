@@ -21,6 +21,11 @@ from pfedseq.model.layout import AdapterLayout
 class VitFamily(Family):
     """ViT: the last block runs on the class token only, and stacked passes support bfloat16."""
 
+    @property
+    def reads_timm(self) -> bool:
+        """True; see `pfedseq.model.encoders.vit.timm_weights`."""
+        return True
+
     def towers(
         self,
         model: nn.Module,

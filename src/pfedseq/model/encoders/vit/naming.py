@@ -1,26 +1,16 @@
 """Names and layouts of a ViT's tensors in timm and in the original augreg release."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from math import isqrt
 
 from torch import Tensor, cat, zeros_like
 
+from pfedseq.model.adapters import VIT
+from pfedseq.model.encoders.timm import PATCHES, WeightRule, block_rules, renamed, same
+
 REGISTERS = "embeddings.register_tokens"
 """The name of DINOv2's registers in a model of `pfedseq.model.encoders.vit.registers`."""
-
-Convert = Callable[[Tensor], tuple[Tensor, ...]]
-
-
-@dataclass(frozen=True)
-class WeightRule:
-    """One tensor of a file and the tensors of transformers' `ViTModel` that it becomes."""
-
-    source: str
-    ndim: int
-    targets: tuple[str, ...]
-    convert: Convert
 
 
 class Naming(ABC):
@@ -47,8 +37,8 @@ class Naming(ABC):
         """The number of attention heads, if the shapes reveal it."""
 
     @abstractmethod
-    def entries(self, depth: int, qkv_bias: bool) -> list[WeightRule]:
-        """All tensors of a ViT of this depth."""
+    def entries(self, depth: int, tensors: Mapping[str, Tensor]) -> list[WeightRule]:
+        """All tensors of a ViT of this depth, with biases where a file has them."""
 
 
 class _Timm(Naming):
@@ -57,7 +47,7 @@ class _Timm(Naming):
     family = "timm"
     block = r"blocks\.(\d+)\."
     example_block = "blocks.0.*"
-    patch_kernel = "patch_embed.proj.weight"
+    patch_kernel = f"{PATCHES}.weight"
     positions = "pos_embed"
     query_bias = "blocks.0.attn.qkv.bias"
     mlp_bias = "blocks.0.mlp.fc1.bias"
@@ -69,30 +59,14 @@ class _Timm(Naming):
     def num_heads(self, tensors: Mapping[str, Tensor]) -> int | None:
         return None
 
-    def entries(self, depth: int, qkv_bias: bool) -> list[WeightRule]:
-        found = [
-            WeightRule("cls_token", 3, ("embeddings.cls_token",), _same),
-            WeightRule("pos_embed", 3, ("embeddings.position_embeddings",), _same),
-            WeightRule(self.patch_kernel, 4, (f"{_PATCHES}.weight",), _same),
-            WeightRule("patch_embed.proj.bias", 1, (f"{_PATCHES}.bias",), _same),
-            *_weight_and_bias("norm", "layernorm", 1),
+    def entries(self, depth: int, tensors: Mapping[str, Tensor]) -> list[WeightRule]:
+        return [
+            WeightRule("cls_token", 3, ("embeddings.cls_token",), same),
+            WeightRule("pos_embed", 3, ("embeddings.position_embeddings",), same),
+            *renamed(PATCHES, _PATCHES, 4),
+            *renamed("norm", "layernorm", 1),
+            *block_rules(VIT, depth, tensors),
         ]
-        for i in range(depth):
-            source, target = f"blocks.{i}", f"layers.{i}"
-            found += [
-                *_weight_and_bias(f"{source}.norm1", f"{target}.layernorm_before", 1),
-                *_weight_and_bias(f"{source}.norm2", f"{target}.layernorm_after", 1),
-                *_weight_and_bias(f"{source}.attn.proj", f"{target}.attention.o_proj", 2),
-                *_weight_and_bias(f"{source}.mlp.fc1", f"{target}.mlp.fc1", 2),
-                *_weight_and_bias(f"{source}.mlp.fc2", f"{target}.mlp.fc2", 2),
-                WeightRule(
-                    f"{source}.attn.qkv.weight", 2, _query_key_value(target, "weight"), _thirds
-                ),
-            ]
-            if qkv_bias:
-                targets = _query_key_value(target, "bias")
-                found.append(WeightRule(f"{source}.attn.qkv.bias", 1, targets, _thirds))
-        return found
 
 
 class _Augreg(Naming):
@@ -119,17 +93,17 @@ class _Augreg(Naming):
         kernel = tensors[self.query_kernel]
         return kernel.shape[1] if kernel.ndim == 3 else None
 
-    def entries(self, depth: int, qkv_bias: bool) -> list[WeightRule]:
+    def entries(self, depth: int, tensors: Mapping[str, Tensor]) -> list[WeightRule]:
         found = [
-            WeightRule("cls", 3, ("embeddings.cls_token",), _same),
-            WeightRule(self.positions, 3, ("embeddings.position_embeddings",), _same),
+            WeightRule("cls", 3, ("embeddings.cls_token",), same),
+            WeightRule(self.positions, 3, ("embeddings.position_embeddings",), same),
             WeightRule(
                 self.patch_kernel,
                 4,
                 (f"{_PATCHES}.weight",),
                 lambda kernel: (self.as_conv_weight(kernel),),
             ),
-            WeightRule("embedding/bias", 1, (f"{_PATCHES}.bias",), _same),
+            WeightRule("embedding/bias", 1, (f"{_PATCHES}.bias",), same),
             *self._norm("Transformer/encoder_norm", "layernorm"),
         ]
         for i in range(depth):
@@ -146,7 +120,7 @@ class _Augreg(Naming):
                     (f"{target}.attention.o_proj.weight",),
                     lambda kernel: (kernel.flatten(0, 1).T,),
                 ),
-                WeightRule(f"{attention}/out/bias", 1, (f"{target}.attention.o_proj.bias",), _same),
+                WeightRule(f"{attention}/out/bias", 1, (f"{target}.attention.o_proj.bias",), same),
             ]
             for part in ("query", "key", "value"):
                 projection = f"{target}.attention.{part[0]}_proj"
@@ -158,7 +132,7 @@ class _Augreg(Naming):
                         lambda kernel: (kernel.flatten(1).T,),
                     )
                 )
-                if qkv_bias:
+                if self.query_bias in tensors:
                     found.append(
                         WeightRule(
                             f"{attention}/{part}/bias",
@@ -171,14 +145,14 @@ class _Augreg(Naming):
 
     def _norm(self, source: str, target: str) -> list[WeightRule]:
         return [
-            WeightRule(f"{source}/scale", 1, (f"{target}.weight",), _same),
-            WeightRule(f"{source}/bias", 1, (f"{target}.bias",), _same),
+            WeightRule(f"{source}/scale", 1, (f"{target}.weight",), same),
+            WeightRule(f"{source}/bias", 1, (f"{target}.bias",), same),
         ]
 
     def _dense(self, source: str, target: str) -> list[WeightRule]:
         return [
             WeightRule(f"{source}/kernel", 2, (f"{target}.weight",), lambda kernel: (kernel.T,)),
-            WeightRule(f"{source}/bias", 1, (f"{target}.bias",), _same),
+            WeightRule(f"{source}/bias", 1, (f"{target}.bias",), same),
         ]
 
 
@@ -205,25 +179,23 @@ def add_class_position(tensors: dict[str, Tensor]) -> None:
         tensors["pos_embed"] = cat([zeros_like(positions[:, :1]), positions], dim=1)
 
 
-_LOAD = "give its folder or hub id in transformers' format, such as"
 OTHER_ARCHITECTURES = (
-    ("dist_token", "DeiT with a distillation token", "facebook/deit-base-distilled-patch16-224"),
-    ("attn_pool.", "SigLIP", "google/siglip-base-patch16-224"),
-    ("norm_pre.", "CLIP", "openai/clip-vit-base-patch32"),
-    ("blocks.0.attn.q_proj.", "EVA-02", None),
-    ("blocks.0.attn.q_bias", "BEiT", "microsoft/beit-base-patch16-224"),
-    ("blocks.0.gamma_1", "DINOv3", "facebook/dinov3-vitb16-pretrain-lvd1689m"),
+    ("blocks.0.attn.q_proj.", "EVA-02"),
+    ("blocks.0.attn.q_bias", "EVA or EVA-02"),
+    ("blocks.0.gamma_1", "ViT with rotary positions"),
+    ("attn_pool.", "ViT with attention pooling beside a class token"),
+    ("fc_norm.", "ViT that averages patches"),
+    ("blocks.0.mlp.fc1_g.", "ViT with a gated MLP"),
 )
-"""(prefix of a tensor's name, the architecture it indicates, a checkpoint to read instead)."""
+"""(prefix of a tensor's name, the architecture it indicates) of timm files that are not read."""
 
 
 def other_architecture(tensors: Iterable[str]) -> str:
-    """The architecture of a timm file that is not a plain ViT, with advice; '' if unknown."""
+    """The architecture of a timm file that is not a plain ViT; '' if unknown."""
     names = list(tensors)
-    for sign, title, instead in OTHER_ARCHITECTURES:
+    for sign, title in OTHER_ARCHITECTURES:
         if any(name.startswith(sign) for name in names):
-            advice = f"{_LOAD} {instead}" if instead else "models of this kind are not read"
-            return f"; it looks like {title}: {advice}"
+            return f"; it looks like {title}: models of this kind are not read"
     return ""
 
 
@@ -251,22 +223,3 @@ TIMM = _Timm()
 AUGREG = _Augreg()
 
 _PATCHES = "embeddings.patch_embeddings.projection"
-
-
-def _same(tensor: Tensor) -> tuple[Tensor, ...]:
-    return (tensor,)
-
-
-def _thirds(tensor: Tensor) -> tuple[Tensor, ...]:
-    return tensor.chunk(3)
-
-
-def _query_key_value(layer: str, kind: str) -> tuple[str, ...]:
-    return tuple(f"{layer}.attention.{part}_proj.{kind}" for part in "qkv")
-
-
-def _weight_and_bias(source: str, target: str, weight_ndim: int) -> list[WeightRule]:
-    return [
-        WeightRule(f"{source}.weight", weight_ndim, (f"{target}.weight",), _same),
-        WeightRule(f"{source}.bias", 1, (f"{target}.bias",), _same),
-    ]

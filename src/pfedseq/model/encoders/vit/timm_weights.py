@@ -6,23 +6,18 @@ layer scale is folded into the preceding weights, and its registers are kept. An
 distillation token, a missing block) is refused by name.
 """
 
-import argparse
 import math
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 
-import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import ViTConfig, ViTModel
 
 from pfedseq.errors import InputError
+from pfedseq.model.encoders.timm import TimmFile, heads_of
 from pfedseq.model.encoders.vit.naming import (
     AUGREG,
     REGISTERS,
@@ -36,14 +31,6 @@ from pfedseq.model.encoders.vit.naming import (
 from pfedseq.model.geometry import name_some
 from pfedseq.model.normalisation import recognise
 
-HEAD_WIDTH = 64
-"""Every ViT of the paper's family has attention heads of this width."""
-UNREADABLE = (
-    *(OSError, EOFError, KeyError, ValueError, TypeError, RuntimeError),
-    *(SafetensorError, UnpicklingError, zipfile.BadZipFile),
-)
-"""Exceptions that weight readers raise for a broken or hostile file."""
-
 
 @dataclass(frozen=True)
 class VitWeights:
@@ -56,11 +43,9 @@ class VitWeights:
     """The name of a normalisation and how the file was recognised; None if it was not."""
 
 
-def read_timm_file(path: Path, num_heads: int | None) -> VitWeights:
-    """Read `path` by its suffix; `num_heads` defaults to width / 64 (an .npz contains it)."""
-    if not path.is_file():
-        raise InputError(f"there is no backbone file {path}")
-    tensors, wrapped_in = _read_tensors(path)
+def read_vit(file: TimmFile, wrapped_in: str | None) -> VitWeights:
+    """The plain ViT of a file, whose tensors were stored under `wrapped_in`, if anywhere."""
+    path, tensors = file.path, dict(file.tensors)
     naming = AUGREG if path.suffix == ".npz" else TIMM
     scaled = any(key.endswith(".ls1.gamma") for key in tensors)
     registers = take_registers(tensors)
@@ -69,7 +54,7 @@ def read_timm_file(path: Path, num_heads: int | None) -> VitWeights:
             add_class_position(tensors)
         tensors = fold_layer_scale(tensors)
     depth = _checked_depth(tensors, naming, path)
-    config = _infer_config(tensors, naming, depth, num_heads, path)
+    config = _infer_config(tensors, naming, depth, file.num_heads, path)
     state = _convert(tensors, naming, config, path)
     if registers is not None:
         if registers.shape[::2] != (1, config.hidden_size):
@@ -90,55 +75,6 @@ def _origin(path: Path, wrapped_in: str | None, scaled: bool) -> tuple[str, str]
     return (by_name[0], f"{by_name[1]!r}, by its name") if by_name else None
 
 
-def reason(error: Exception) -> str:
-    """The reason why a file could not be read, as the end of a sentence."""
-    if isinstance(error, UnpicklingError):
-        return "it is damaged, or holds Python objects beyond tensors, which are never executed."
-    return str(error).strip().split("\n", 1)[0] or "it ends too early."
-
-
-def _read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """All tensors of the file in float32, and the key under which they were stored, if any.
-
-    No pickled object is ever executed. DINO stores its `argparse.Namespace`, a plain container,
-    beside the weights; that one class is allowed.
-    """
-    wrapped_in = None
-    try:
-        if path.suffix == ".safetensors":
-            tensors = load_file(path)
-        elif path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                tensors = {key: torch.from_numpy(archive[key]) for key in archive.files}
-        else:
-            with torch.serialization.safe_globals([argparse.Namespace]):
-                content = torch.load(path, map_location="cpu", weights_only=True)
-            tensors, wrapped_in = _unwrap(content, path)
-    except InputError:
-        raise
-    except UNREADABLE as error:
-        raise InputError(
-            f"{path} is not a readable {path.suffix} file of plain tensors: {reason(error)}"
-        ) from error
-    return {key: tensor.float() for key, tensor in tensors.items()}, wrapped_in
-
-
-def _unwrap(content: object, path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """The state dict in a checkpoint of DeiT ("model"), DINO ("teacher") or a trainer."""
-    wrapped_in = None
-    for key in ("model", "state_dict", "teacher"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content, wrapped_in = content[key], key
-    if not isinstance(content, Mapping):
-        raise InputError(f"{path} holds a {type(content).__name__}, not a state dict")
-    tensors = {}
-    for key, value in content.items():
-        if not isinstance(value, Tensor):
-            raise InputError(f"{path} holds a {type(value).__name__} under {key!r}, not a tensor")
-        tensors[str(key).removeprefix("module.").removeprefix("backbone.")] = value
-    return tensors, wrapped_in
-
-
 def _checked_depth(tensors: Mapping[str, Tensor], naming: Naming, path: Path) -> int:
     """The number of blocks, after checking that exactly the expected names are present."""
     blocks = [int(match[1]) for key in tensors if (match := re.match(naming.block, key))]
@@ -148,7 +84,13 @@ def _checked_depth(tensors: Mapping[str, Tensor], naming: Naming, path: Path) ->
             f"{name_some(sorted(tensors))} (a transformers checkpoint is given by its folder)"
         )
     depth = max(blocks) + 1
-    known = {entry.source for entry in naming.entries(depth, naming.query_bias in tensors)}
+    inner, outer = (tensors.get(f"blocks.0.mlp.{key}") for key in ("fc1.bias", "fc2.weight"))
+    if inner is not None and outer is not None and len(inner) == 2 * outer.shape[-1]:
+        raise InputError(
+            f"{path} has gated MLPs (SwiGLU), like DINOv2's giant ViT: models of this kind are "
+            "read in transformers' format only; give its folder or hub id"
+        )
+    known = {entry.source for entry in naming.entries(depth, tensors)}
     missing = sorted(known - tensors.keys())
     unexpected = sorted(key for key in tensors.keys() - known if not key.startswith(naming.head))
     if missing or unexpected:
@@ -180,7 +122,7 @@ def _infer_config(
         )
     heads = naming.num_heads(tensors)
     if heads is None:
-        heads = num_heads if num_heads is not None else max(1, width // HEAD_WIDTH)
+        heads = num_heads if num_heads is not None else heads_of(width)
     elif num_heads not in (None, heads):
         raise InputError(f"{path} has {heads} attention heads, not num_heads = {num_heads}")
     if heads < 1 or width % heads:
@@ -208,7 +150,7 @@ def _convert(
         wanted = ViTModel(config, add_pooling_layer=False).state_dict()
     state: dict[str, Tensor] = {}
     misfits = []
-    for entry in naming.entries(config.num_hidden_layers, config.qkv_bias):
+    for entry in naming.entries(config.num_hidden_layers, tensors):
         tensor = tensors[entry.source]
         parts = entry.convert(tensor) if tensor.ndim == entry.ndim else ()
         if [part.shape for part in parts] != [wanted[target].shape for target in entry.targets]:
