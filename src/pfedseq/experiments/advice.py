@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
 import numpy as np
 
@@ -45,18 +45,27 @@ def situation_of(data: FederatedData, participation: float) -> Situation:
     """Compute the properties from the clients' training examples."""
     labels, num_classes = data.examples.labels, len(data.examples.class_names)
     counts = [np.bincount(labels[c.train], minlength=num_classes) for c in data.clients]
-    shares = [count / max(1, count.sum()) for count in counts]
-    pairs = [
-        float(np.minimum(one, other).sum())
-        for place, one in enumerate(shares)
-        for other in shares[:place]
-    ]
+    shares = np.array([count / max(1, count.sum()) for count in counts])  # (N, C)
     return Situation(
         len(counts),
         float(median(int(count.sum()) for count in counts)),
-        fmean(pairs) if pairs else 1.0,
+        _overlap(shares),
         participation,
     )
+
+
+def _overlap(shares: np.ndarray) -> float:
+    """Mean over pairs of clients of Σ_c min(share, share), from shares (N, C); 1 for one client.
+
+    In each class the client with the smallest share is the smaller of all its pairs, the second of
+    all its other pairs, and so on.
+    """
+    number = len(shares)
+    if number < 2:
+        return 1.0
+    smaller_of = np.arange(number - 1, -1, -1)[:, np.newaxis]  # pairs, by place
+    pairs = number * (number - 1) / 2
+    return float((np.sort(shares, axis=0) * smaller_of).sum() / pairs)
 
 
 def advise(given: Situation) -> list[Advice]:
