@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,8 +42,13 @@ PIECE = 512
 PARTS = ((10, 20), (100, 20), (1000, 5))
 
 
-def measure_costs(quick: bool, repeats: int, threads: int) -> dict[str, Any]:
-    """Growth over N; without `quick` also shares of rows and parts of the dense form's cost."""
+def measure_costs(
+    quick: bool, repeats: int, threads: int, keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Growth over N; without `quick` also shares of rows and parts of the dense form's cost.
+
+    `keep` receives all figures so far after each of them.
+    """
     figures: dict[str, Any] = {"growth": [], "row_shares": [], "cost": []}
     print(f"\nA server round, K = {LAYERS}, D = {ROWS:,}, L = {LENGTH}")
     for clients, mixing in GROWTH:
@@ -55,16 +61,19 @@ def measure_costs(quick: bool, repeats: int, threads: int) -> dict[str, Any]:
             figures["seconds_n1000"] = found["seconds"]
             figures["processor_seconds_n1000"] = found["processor_seconds"]
             figures["peak_mib_n1000"] = found["peak_mib"]
+        keep(figures)
     if not quick:
         print("\nDense, trained on a share of the rows")
         for clients, share in ROW_SHARES:
             found = _in_own_process(clients, "dense", share, repeats, threads)
             figures["row_shares"].append(found)
             _print_round(found)
+            keep(figures)
         print("\nWhat the dense form's cost is made of")
         for clients, steps in PARTS:
             figures["cost"].append(_parts(clients, steps, repeats, threads))
             _print_parts(figures["cost"][-1])
+            keep(figures)
     return figures
 
 

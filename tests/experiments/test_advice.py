@@ -67,6 +67,8 @@ def test_each_rule_speaks_where_it_should_and_only_there():
     assert "fedsa_lora" not in names(overlap=0.9)
     assert "local" in names(examples=5000)
     assert "local" not in names()
+    assert names(overlap=0.9, participation=0.3)[-5:-2] == ["pfedseq", "fedrep", "fedavgm"]
+    assert "fedavgm" not in names(clients=200)
     assert "ghbm" in names(participation=0.3)
     assert "ghbm" in names(clients=200)
     assert "ghbm" not in names()

@@ -120,10 +120,20 @@ def advise(given: Situation) -> list[Advice]:
                 backed=False,
             )
         )
+    if given.participation < 0.5:
+        found.append(
+            Advice(
+                ("pfedseq", "fedrep", "fedavgm"),
+                "less than half of the clients take part in a round: use momentum at the server, "
+                "methods.pfedseq.server_momentum = 0.9 with methods.pfedseq.gain = 10 and "
+                "methods.fedrep.server_momentum = 0.9 (FedAvgM has it)",
+                backed=True,
+            )
+        )
     if given.clients > MANY_CLIENTS or given.participation < 0.5:
         found.append(
             Advice(
-                ("ghbm", "scaffold", "fedavgm"),
+                ("ghbm", "scaffold"),
                 "only some clients take part in a round: momentum or control variates over several "
                 "rounds account for the absent ones",
                 backed=False,
