@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pfedseq.data.dataset import FederatedData
 
@@ -54,7 +56,7 @@ def situation_of(data: FederatedData, participation: float) -> Situation:
     )
 
 
-def _overlap(shares: np.ndarray) -> float:
+def _overlap(shares: NDArray[Any]) -> float:
     """Mean over pairs of clients of Σ_c min(share, share), from shares (N, C); 1 for one client.
 
     In each class the client with the smallest share is the smaller of all its pairs, the second of

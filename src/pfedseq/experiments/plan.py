@@ -186,7 +186,8 @@ def _measure(small: World, name: str) -> _Measured:
         conditions = small.config.federation
         run_rounds(server, clients, range(1, 3), after_round, 1, conditions)
         history = _history_of(server)
-        answered = torch.tensor([i in outcomes[-1].answered for i in server.setup.clients])
+        here = [i in outcomes[-1].answered for i in server.setup.clients]
+        answered = torch.tensor(here, device=server.setup.initial.adapter.device)
         while history is not None and len(history) < history.max_length:
             newest = history.newest()
             assert newest is not None  # two rounds were played
