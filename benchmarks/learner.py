@@ -265,8 +265,11 @@ def main() -> None:
         "load_average_before": os.getloadavg()[0],
     }
     if arguments.cost or not arguments.quick:
-        figures |= measure_costs(arguments.quick, arguments.repeats, arguments.threads)
-        write(figures, arguments.json)
+
+        def keep(costs: dict[str, Any]) -> None:
+            write(figures | costs, arguments.json)
+
+        figures |= measure_costs(arguments.quick, arguments.repeats, arguments.threads, keep)
         if arguments.plot is not None:
             draw_growth(figures["growth"], arguments.plot)
     if arguments.cost:

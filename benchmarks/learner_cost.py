@@ -2,9 +2,10 @@
 
 Growth is measured on the project's own server in a process for each N: `PFedSeqServer.update` with
 everyone's replies of K = 12 layers by D = 6,144 rows and a history of L = 20 rounds behind it, so
-all that the server does: checks, history, Eq. (5), Eq. (1), calibrations. Seconds are the fastest
-of several rounds; the processor's, summed over threads, feel other programs less. The peak is that
-of the whole process, with Python, PyTorch and the replies.
+all that the server does: checks, history, Eq. (5), Eq. (1), calibrations. The dense form is also
+measured with Eq. (5) on a tenth of the rows. Seconds are the fastest of several rounds; the
+processor's, summed over threads, feel other programs less. The peak is that of the whole process,
+with Python, PyTorch and the replies.
 
 What the dense form's cost is made of is told by processor seconds: one layer and one piece of work
 (512 rows) of the fused learner, multiplied up to all of them and divided by the threads. The
@@ -17,8 +18,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -34,36 +36,54 @@ LAYERS, ROWS, STATES, BLOCKS = 12, 6144, DEFAULT.state_dim, DEFAULT.num_blocks
 LENGTH = DEFAULT.max_sequence_length
 GROWTH = ((10, "dense"), (100, "dense"), (10, "pooled"), (100, "pooled"))
 GROWTH += ((1000, "pooled"), (3000, "pooled"))
+ROW_SHARES = ((10, 1.0), (10, 0.1), (50, 1.0), (50, 0.1))
 PIECE = 512
 """Rows that the kernel computes as one piece of work."""
 PARTS = ((10, 20), (100, 20), (1000, 5))
 
 
-def measure_costs(quick: bool, repeats: int, threads: int) -> dict[str, Any]:
-    """Growth over N, and without `quick` what the dense form's cost is made of; printed, too."""
-    figures: dict[str, Any] = {"growth": [], "cost": []}
+def measure_costs(
+    quick: bool, repeats: int, threads: int, keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Growth over N; without `quick` also shares of rows and parts of the dense form's cost.
+
+    `keep` receives all figures so far after each of them.
+    """
+    figures: dict[str, Any] = {"growth": [], "row_shares": [], "cost": []}
     print(f"\nA server round, K = {LAYERS}, D = {ROWS:,}, L = {LENGTH}")
     for clients, mixing in GROWTH:
         if quick and clients > 1000:
             continue
-        found = _in_own_process(clients, mixing, 1 if quick else repeats, threads)
+        found = _in_own_process(clients, mixing, "auto", 1 if quick else repeats, threads)
         figures["growth"].append(found)
-        print(
-            f"  N = {clients:5}, {mixing:6}: {found['seconds']:7.2f} s,"
-            f" processor {found['processor_seconds']:7.2f} s,"
-            f" peak {found['peak_mib']:6.0f} MiB",
-            flush=True,
-        )
+        _print_round(found)
         if clients == 1000:
             figures["seconds_n1000"] = found["seconds"]
             figures["processor_seconds_n1000"] = found["processor_seconds"]
             figures["peak_mib_n1000"] = found["peak_mib"]
+        keep(figures)
     if not quick:
+        print("\nDense, trained on a share of the rows")
+        for clients, share in ROW_SHARES:
+            found = _in_own_process(clients, "dense", share, repeats, threads)
+            figures["row_shares"].append(found)
+            _print_round(found)
+            keep(figures)
         print("\nWhat the dense form's cost is made of")
         for clients, steps in PARTS:
             figures["cost"].append(_parts(clients, steps, repeats, threads))
             _print_parts(figures["cost"][-1])
+            keep(figures)
     return figures
+
+
+def _print_round(found: dict[str, Any]) -> None:
+    print(
+        f"  N = {found['clients']:5}, {found['mixing']:6}, {found['rows']:5,} rows:"
+        f" {found['seconds']:7.2f} s, processor {found['processor_seconds']:7.2f} s,"
+        f" peak {found['peak_mib']:6.0f} MiB",
+        flush=True,
+    )
 
 
 def draw_growth(growth: list[dict[str, Any]], path: Path) -> None:
@@ -93,16 +113,22 @@ def draw_growth(growth: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def _in_own_process(clients: int, mixing: str, repeats: int, threads: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, str(clients), mixing, str(repeats), str(threads)]
+def _in_own_process(
+    clients: int, mixing: str, row_share: float | Literal["auto"], repeats: int, threads: int
+) -> dict[str, Any]:
+    command = [sys.executable, __file__, str(clients), mixing, json.dumps(row_share)]
+    command += [str(repeats), str(threads)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def measure_rounds(clients: int, mixing: str, repeats: int) -> dict[str, Any]:
+def measure_rounds(
+    clients: int, mixing: str, row_share: float | Literal["auto"], repeats: int
+) -> dict[str, Any]:
     """Rounds of a server whose history is full, in this process."""
-    config = PFedSeqConfig.model_validate({"mixing": mixing, "warmup_rounds": 0})
+    options = {"mixing": mixing, "row_share": row_share, "warmup_rounds": 0}
+    config = PFedSeqConfig.model_validate(options)
     initial = Params(torch.zeros(LAYERS, ROWS), torch.zeros(10))
     server = PFedSeqServer(config, Setup(initial, (1,) * clients, 100, seed=0))
 
@@ -185,7 +211,7 @@ def _print_parts(part: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":  # one N in a process of its own
-    number, form, rounds, cores = sys.argv[1:]
+    number, form, share, rounds, cores = sys.argv[1:]
     torch.set_num_threads(1)  # as an engine has it
     os.environ["OMP_NUM_THREADS"] = cores  # what the learner goes by
-    print(json.dumps(measure_rounds(int(number), form, int(rounds))))
+    print(json.dumps(measure_rounds(int(number), form, json.loads(share), int(rounds))))

@@ -2,6 +2,7 @@
 
     python benchmarks/learner_options.py --backbone vit_tiny.safetensors --pacs pacs.zip
     python benchmarks/learner_options.py … --seeds 100,101 --only "mamba;linear" --json figures.json
+    python benchmarks/learner_options.py … --pieces 10 --train 80 --held-out 43     40 PACS clients
 
 The frozen class tokens of a ViT at 96 pixels are computed once and kept in the cache. On them, each
 client tunes two residual bottleneck adapters of rank 4 (K = 2, D = 1,536) and a head of its own, by
@@ -35,15 +36,8 @@ from pfedseq.seeding import torch_generator
 
 SIZE, RANK, LAYERS, BATCH, ROUNDS, SHOWN = 96, 4, 2, 16, 80, (20, 40, 60, 80)
 ADAPTER_LR, HEAD_LR, STRENGTH = 0.05, 0.005, 2.0
-TRAIN, HELD_OUT = 120, 125  # images of a client to train on; to validate, and as many to test
-SPLITS = {
-    "train_fraction": (TRAIN + HELD_OUT) / (TRAIN + 2 * HELD_OUT),
-    "validation_fraction": HELD_OUT / (TRAIN + HELD_OUT),
-    "max_images_per_client": TRAIN + 2 * HELD_OUT,
-    "min_samples": TRAIN + 2 * HELD_OUT,
-}
 SCENARIOS: dict[str, dict[str, Any]] = {
-    "pacs": {"partition": "owners", "split_owners": 3},
+    "pacs": {"partition": "owners"},
     "cifar100": {"partition": "dirichlet", "num_clients": 10},
     "omniglot": {"partition": "owners", "num_clients": 10},
 }
@@ -77,6 +71,17 @@ OPTIONS: dict[str, dict[str, Any] | None] = {
 }
 
 
+def splits(train: int, held_out: int) -> dict[str, float]:
+    """So many images of each client to train on, to validate, and as many to test."""
+    every = train + 2 * held_out
+    return {
+        "train_fraction": (train + held_out) / every,
+        "validation_fraction": held_out / (train + held_out),
+        "max_images_per_client": every,
+        "min_samples": every,
+    }
+
+
 class Part(NamedTuple):
     """Class tokens (N, n, F) and labels (N, n) of one split."""
 
@@ -87,8 +92,8 @@ class Part(NamedTuple):
 class Federation:
     """Clients on frozen class tokens, all at once."""
 
-    def __init__(self, images: ImageSet, tokens: Tensor, scenario: str, seed: int) -> None:
-        config = DataConfig(name=scenario, image_size=SIZE, **SCENARIOS[scenario], **SPLITS)
+    def __init__(self, images: ImageSet, tokens: Tensor, data: dict[str, Any], seed: int) -> None:
+        config = DataConfig(name=images.name, image_size=SIZE, **data)
         clients = deal(images, config, seed)
         labels = torch.from_numpy(images.labels)
 
@@ -180,6 +185,11 @@ def main() -> None:
     parser.add_argument("--backbone", required=True, help="a ViT, as model.backbone names it")
     for name in SCENARIOS:
         parser.add_argument(f"--{name}", help=f"run on {name}, prepared or from this place")
+    parser.add_argument("--pieces", type=int, default=3, help="clients of each PACS domain")
+    parser.add_argument("--train", type=int, default=120, help="training images of a client")
+    parser.add_argument(
+        "--held-out", type=int, default=125, help="for validation, as many for testing"
+    )
     parser.add_argument("--seeds", default="100,101")
     parser.add_argument("--only", help="options by name, with semicolons")
     parser.add_argument("--split", choices=("validation", "test"), default="validation")
@@ -195,6 +205,9 @@ def main() -> None:
             continue
         images = load_images(DataConfig(name=scenario, source=source, image_size=SIZE))
         tokens = class_tokens(images, arguments.backbone)
+        data = SCENARIOS[scenario] | splits(arguments.train, arguments.held_out)
+        if scenario == "pacs":
+            data["split_owners"] = arguments.pieces
         print(
             f"\n{scenario}, {arguments.split}, seeds {arguments.seeds}: accuracy (loss) at rounds"
         )
@@ -203,7 +216,7 @@ def main() -> None:
                 continue
             start = time.perf_counter()
             runs = [
-                run(Federation(images, tokens, scenario, seed), options, arguments.split)
+                run(Federation(images, tokens, data, seed), options, arguments.split)
                 for seed in seeds
             ]
             means = [[fmean(x) for x in zip(*at, strict=True)] for at in zip(*runs, strict=True)]

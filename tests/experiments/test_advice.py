@@ -1,5 +1,7 @@
 """Which methods are recommended for which clients."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -7,6 +9,7 @@ from typer.testing import CliRunner
 from pfedseq.cli import app
 from pfedseq.config import make_config
 from pfedseq.data.loading import load_data
+from pfedseq.experiments import advice
 from pfedseq.experiments.advice import Situation, advise, sentences, situation_of
 from pfedseq.methods import METHODS
 
@@ -35,6 +38,13 @@ def test_the_overlap_of_labels_by_hand():
     assert found == Situation(3, 2.0, pytest.approx(1 / 3), 0.3)
 
 
+def test_the_overlap_is_the_mean_over_pairs():
+    shares = np.random.default_rng(0).dirichlet([0.3] * 4, size=7)
+    pairs = [np.minimum(one, other).sum() for one, other in combinations(shares, 2)]
+    assert advice._overlap(shares) == pytest.approx(np.mean(pairs), rel=1e-12)
+    assert advice._overlap(shares[:1]) == 1.0
+
+
 def test_label_skew_is_seen():
     alike = situation(partition="iid")
     apart = situation(partition="pathological", num_clients=5)
@@ -45,8 +55,8 @@ def test_label_skew_is_seen():
 def names(clients=10, examples=200.0, overlap=0.5, participation=1.0):
     found = advise(Situation(clients, examples, overlap, participation))
     assert found
-    assert all(advice.reason for advice in found)
-    return [name for advice in found for name in advice.methods]
+    assert all(rule.reason for rule in found)
+    return [name for rule in found for name in rule.methods]
 
 
 def test_each_rule_speaks_where_it_should_and_only_there():
@@ -57,6 +67,8 @@ def test_each_rule_speaks_where_it_should_and_only_there():
     assert "fedsa_lora" not in names(overlap=0.9)
     assert "local" in names(examples=5000)
     assert "local" not in names()
+    assert names(overlap=0.9, participation=0.3)[-5:-2] == ["pfedseq", "fedrep", "fedavgm"]
+    assert "fedavgm" not in names(clients=200)
     assert "ghbm" in names(participation=0.3)
     assert "ghbm" in names(clients=200)
     assert "ghbm" not in names()

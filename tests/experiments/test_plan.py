@@ -56,6 +56,41 @@ def test_disk_is_nearly_what_is_written(both):
         assert row.disk == pytest.approx(written, rel=0.15)
 
 
+def test_disk_under_partial_participation(tmp_path):
+    """Half of the clients in a round: L = 3 holds one whole round and two of four clients.
+
+    Over four rounds a client stays away with probability 1/16.
+    """
+    options = ["data.num_clients=8", "data.max_images_per_client=20", "data.partition=iid"]
+    options += ["federation.participation=0.5", "run.methods=['pfedseq']"]
+    config = make_config(CONFIG, options)
+    world = World.build(config)
+    (row,) = planning.plan(world, ["pfedseq"], lambda *_: None).methods
+    run(config, tmp_path / "run")
+    written = [path.stat().st_size for path in (tmp_path / "run").rglob("*.safetensors")]
+    assert row.disk == pytest.approx(sum(written), rel=0.1)
+
+
+def test_a_client_that_never_takes_part_has_no_state():
+    """Of three with 4 bytes, 12 bytes and none yet, each comes with probability 1 − 0.5² in two."""
+    states = [{"a": torch.zeros(1)}, {"a": torch.zeros(3)}, {}]
+    assert planning._clients_memory(states, 0.5, 2) == 3 * 8 * 0.75
+    assert planning._clients_memory(states[:2], 1.0, 2) == 16
+    assert planning._clients_memory([{}, {}], 0.5, 2) == 0
+
+
+def test_very_many_clients_are_measured_on_one_batch_each(monkeypatch):
+    """Six clients where only one would be as usual: 4 batches and 128 examples in all."""
+    config = make_config(CONFIG, ["data.num_clients=6", "data.partition=iid"])
+    world = World.build(config)
+    monkeypatch.setattr(planning, "MEASURED_CLIENTS", 1)
+    small = planning._reduced(world)
+    assert [len(site.data.train) for site in small.sites] == [8] * 6
+    tested = planning._num_evaluated(small)
+    assert 128 <= tested < 128 + 2 * 6  # rounded up for each client's two splits
+    assert planning._num_evaluated(world) > 400
+
+
 @pytest.mark.parametrize("per_round", [None, 100, 16])
 def test_time_grows_with_rounds_and_examples(monkeypatch, per_round):
     """With a clock that only counts examples: 2 s for each trained one, 1 s for each tested.

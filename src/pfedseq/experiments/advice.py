@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import median
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pfedseq.data.dataset import DialogueSet, FederatedData
 from pfedseq.methods import find_method
@@ -52,18 +54,27 @@ def situation_of(data: FederatedData, participation: float) -> Situation:
     examples = float(median(int(count.sum()) for count in counts))
     if isinstance(data.examples, DialogueSet):
         return Situation(len(counts), examples, None, participation)
-    shares = [count / max(1, count.sum()) for count in counts]
-    pairs = [
-        float(np.minimum(one, other).sum())
-        for place, one in enumerate(shares)
-        for other in shares[:place]
-    ]
+    shares = np.array([count / max(1, count.sum()) for count in counts])  # (N, C)
     return Situation(
         len(counts),
         examples,
-        fmean(pairs) if pairs else 1.0,
+        _overlap(shares),
         participation,
     )
+
+
+def _overlap(shares: NDArray[Any]) -> float:
+    """Mean over pairs of clients of Σ_c min(share, share), from shares (N, C); 1 for one client.
+
+    In each class the client with the smallest share is the smaller of all its pairs, the second of
+    all its other pairs, and so on.
+    """
+    number = len(shares)
+    if number < 2:
+        return 1.0
+    smaller_of = np.arange(number - 1, -1, -1)[:, np.newaxis]  # pairs, by place
+    pairs = number * (number - 1) / 2
+    return float((np.sort(shares, axis=0) * smaller_of).sum() / pairs)
 
 
 def advise(given: Situation) -> list[Advice]:
@@ -142,10 +153,20 @@ def _by_numbers(given: Situation) -> list[Advice]:
                 backed=False,
             )
         )
+    if given.participation < 0.5:
+        found.append(
+            Advice(
+                ("pfedseq", "fedrep", "fedavgm"),
+                "less than half of the clients take part in a round: use momentum at the server, "
+                "methods.pfedseq.server_momentum = 0.9 with methods.pfedseq.gain = 10 and "
+                "methods.fedrep.server_momentum = 0.9 (FedAvgM has it)",
+                backed=True,
+            )
+        )
     if given.clients > MANY_CLIENTS or given.participation < 0.5:
         found.append(
             Advice(
-                ("ghbm", "scaffold", "fedavgm"),
+                ("ghbm", "scaffold"),
                 "only some clients take part in a round: momentum or control variates over several "
                 "rounds account for the absent ones",
                 backed=False,

@@ -1,10 +1,10 @@
 """Cost estimates of a run from a few measured steps: time, traffic, memory and disk.
 
 Each method runs three short rounds (the first, the second and the last) on a few batches of every
-client, scaled up by the number of examples. Costs that do not depend on the examples, the server's
-work and the checkpoints, are measured directly; the history is filled before the last round, so
-that the learner's longest window is measured. If a warm-up ends in between, a fourth round within
-it separates the cost of its end from the cost of the growing window.
+client (of very many, one each), scaled up by the number of examples. Costs that do not depend on
+the examples, the server's work and the checkpoints, are measured directly; the history is filled
+before the last round, so that the learner's longest window is measured. If a warm-up ends in
+between, a fourth round within it separates the cost of its end from the cost of the growing window.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+
+import torch
 
 from pfedseq.config import Config
 from pfedseq.engines.rounds import RoundOutcome, run_rounds
@@ -32,6 +35,8 @@ BATCHES = 4
 """Batches of each client that are measured, on average."""
 TEST_EXAMPLES = 128
 """Test examples of each client that are measured, on average."""
+MEASURED_CLIENTS = 100
+"""With more clients, no more batches and examples are measured in all than with so many."""
 SLOTS = 2
 """Number of checkpoints kept per method."""
 
@@ -127,7 +132,7 @@ def _plan_method(world: World, small: World, name: str) -> MethodPlan:
     scale = _num_trained(world) / _num_trained(small)
     evaluated = _num_evaluated(world) / _num_evaluated(small)
     memory = _size(server_state(found.server))
-    clients_memory = sum(_size(state) for state in found.states)
+    clients_memory = _clients_memory(found.states, world.config.federation.participation, rounds)
     model = world.model.initial
     personal = _size({"adapter": model.adapter, "head": model.head}) * len(world.sites)
     return MethodPlan(
@@ -181,10 +186,12 @@ def _measure(small: World, name: str) -> _Measured:
         conditions = small.config.federation
         run_rounds(server, clients, range(1, 3), after_round, 1, conditions)
         history = _history_of(server)
+        here = [i in outcomes[-1].answered for i in server.setup.clients]
+        answered = torch.tensor(here, device=server.setup.initial.adapter.device)
         while history is not None and len(history) < history.max_length:
             newest = history.newest()
             assert newest is not None  # two rounds were played
-            history.append(newest)
+            history.append(newest, answered)
         warm: list[RoundOutcome] = []
         last, warmup = max(3, small.config.run.rounds), _warmup_of(server)
         if history is not None and 2 <= warmup < last:
@@ -192,6 +199,16 @@ def _measure(small: World, name: str) -> _Measured:
         run_rounds(server, clients, range(last, last + 1), after_round, 1, conditions)
         states = [checkpoints.states.get(i) for i in server.setup.clients]
         return _Measured(outcomes, server, states, seconds, warm[0] if warm else None)
+
+
+def _clients_memory(states: Sequence[Tensors], participation: float, rounds: int) -> int:
+    """Size of the states of all clients that take part in at least one of the rounds.
+
+    The clients that took part in the measured rounds stand for the others.
+    """
+    sizes = [_size(state) for state in states if state]
+    share = 1 - (1 - participation) ** rounds
+    return round(share * len(states) * fmean(sizes)) if sizes else 0
 
 
 def _history_of(server: Server) -> History | RunningSums | None:
@@ -231,7 +248,7 @@ def _evaluate_seconds(outcomes: Sequence[RoundOutcome], rounds: int, every: int)
 
 def _reduced(world: World) -> World:
     """The same world with a few batches of every client, in proportion to its size."""
-    batch, number = world.config.training.batch_size, len(world.sites)
+    batch, number = world.config.training.batch_size, min(len(world.sites), MEASURED_CLIENTS)
     train = min(1.0, BATCHES * batch * number / _num_trained(world))
     test = min(1.0, TEST_EXAMPLES * number / max(1, _num_evaluated(world)))
 

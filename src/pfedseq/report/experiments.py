@@ -181,7 +181,7 @@ def print_plan(plan: Plan) -> None:
     table.add_column("method")
     for heading in (
         *("time", "clients", "server", "testing", "saving"),
-        *("up", "down", "server\nmemory", "disk"),
+        *("up", "down", "server\nstate", "disk"),
     ):
         table.add_column(heading, justify="right")
     for row in plan.methods:
