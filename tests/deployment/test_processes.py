@@ -71,7 +71,12 @@ def test_an_answer_that_comes_late_is_not_used_and_its_training_is_kept(deployed
     deployment = deployed(answer_seconds=15)
     site = deployment.process("site-1")
     watch = deployment.begin(
-        "run", deployment.config, "--out", deployment.out, "--set", "training.local_epochs=30"
+        "run",
+        deployment.config,
+        "--out",
+        deployment.out,
+        "--set",
+        "methods.pfedseq.local_epochs=30",
     )
     deployment.wait(lambda: deployment.heard("site-1", ": asked to train") >= 2, pause=0.005)
     site.suspend()
