@@ -69,5 +69,5 @@ def test_a_named_normalisation_becomes_numbers():
     assert config.model.std == (0.229, 0.224, 0.225)
     mixed = make_config({"model": {"mean": "half", "std": [1, 1, 1]}})
     assert (mixed.model.mean, mixed.model.std) == ((0.5, 0.5, 0.5), (1.0, 1.0, 1.0))
-    with pytest.raises(ValueError, match="one of half, imagenet, not 'imgnet'"):
+    with pytest.raises(ValueError, match="one of half, imagenet, clip, not 'imgnet'"):
         make_config({"model": {"std": "imgnet"}})

@@ -18,7 +18,7 @@ import torch
 
 from pfedseq.deployment.envelope import Envelope
 from pfedseq.deployment.ledger import Ledger
-from pfedseq.deployment.mailbox import Answer
+from pfedseq.deployment.mailbox import Returned
 from pfedseq.deployment.messages import Request, parted, read_reply
 from pfedseq.deployment.posting import BY_ITSELF, CRASHED, Node, push
 from pfedseq.deployment.roll import Roll
@@ -229,7 +229,7 @@ class FlowerClients:
                 asked.messages[message] = i
                 asked.latest[i] = message
 
-    def _failed(self, i: int, answer: Answer, asked: _Asked) -> None:
+    def _failed(self, i: int, answer: Returned, asked: _Asked) -> None:
         """Record a failed client, or send the message again if the client was cut off."""
         if answer.code == CRASHED:
             asked.crashes[i] = asked.crashes.get(i, 0) + 1

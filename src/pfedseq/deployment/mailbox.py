@@ -38,7 +38,7 @@ MOST_PARTS = 10_000
 
 
 @dataclass(frozen=True)
-class Answer:
+class Returned:
     """What came back for a message: an envelope, or the reason why there is none."""
 
     to: str
@@ -69,7 +69,7 @@ class Mailbox:
         self._incoming: dict[str, _Incoming] = {}
         """By the message that is answered: replies whose upload has not ended."""
 
-    def collect(self, messages: Iterable[str]) -> list[Answer]:
+    def collect(self, messages: Iterable[str]) -> list[Returned]:
         """The answers to any of these messages that have arrived completely."""
         wanted = list(messages)
         if not wanted:
@@ -95,7 +95,7 @@ class Mailbox:
             to, name = head.metadata.reply_to_message_id, head.metadata.message_id
             self._incoming[to] = _Incoming(name, parts)
 
-    def _fetched(self, to: str, incoming: _Incoming) -> Answer | None:
+    def _fetched(self, to: str, incoming: _Incoming) -> Returned | None:
         """The answer, or None as long as parts of it are missing at the SuperLink."""
         client, node, run = self.grid._runtime_client, self.grid.node, self.grid.run.run_id
         pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
@@ -110,7 +110,7 @@ class Mailbox:
             except ObjectUnavailableError:
                 return None
             except ObjectPullError as problem:
-                answer = Answer(to, None, ErrorCode.MESSAGE_UNAVAILABLE, str(problem))
+                answer = Returned(to, None, ErrorCode.MESSAGE_UNAVAILABLE, str(problem))
                 break
             if incoming.size() > self.largest:
                 answer = self._too_large(to, incoming.size())
@@ -124,14 +124,14 @@ class Mailbox:
         inflate = partial(inflate_object_from_contents, incoming.name, incoming.contents)
         return self._opened(to, inflate)
 
-    def _opened(self, to: str, inflate: Callable[[], Any]) -> Answer:
+    def _opened(self, to: str, inflate: Callable[[], Any]) -> Returned:
         """The content of a reply; a site may have written anything into it."""
         try:
             message = inflate()
             if not isinstance(message, Message):
                 return _refused(to, f"its reply is not a message but a {type(message).__name__}")
             if message.has_error():
-                return Answer(to, None, int(message.error.code), failure(message))
+                return Returned(to, None, int(message.error.code), failure(message))
             envelope = Envelope.of_records(message.content)
         except InputError as problem:
             return _refused(to, str(problem))
@@ -139,12 +139,12 @@ class Mailbox:
             said = printable(f"{type(problem).__name__}: {problem}")
             return _refused(to, f"its reply is not readable ({said})")
         size = len(envelope.payload)
-        return self._too_large(to, size) if size > self.largest else Answer(to, envelope)
+        return self._too_large(to, size) if size > self.largest else Returned(to, envelope)
 
-    def _too_large(self, to: str, size: int) -> Answer:
+    def _too_large(self, to: str, size: int) -> Returned:
         most = f"{self.largest / 1e6:g} MB (flower.max_reply_mb)"
         return _refused(to, f"its reply is larger than {most}: {size / 1e6:.1f} MB or more")
 
 
-def _refused(to: str, reason: str) -> Answer:
-    return Answer(to, None, int(ErrorCode.CLIENT_APP_RAISED_EXCEPTION), reason)
+def _refused(to: str, reason: str) -> Returned:
+    return Returned(to, None, int(ErrorCode.CLIENT_APP_RAISED_EXCEPTION), reason)
