@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -191,11 +192,20 @@ def test_a_run_on_two_devices_is_that_on_one(tmp_path):
     [
         ["some"],
         pytest.param(
-            ["methods", "dora", "ia3", "dropout", "no tokens", "noise", "rounded", "text"],
+            ["methods", "dora", "ia3", "dropout", "no tokens", "rounded", "text"],
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            ["noise"],
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    find_spec("opacus") is None, reason="needs pip install 'pfedseq[privacy]'"
+                ),
+            ],
+        ),
     ],
-    ids=["some", "all"],
+    ids=["some", "all", "noise"],
 )
 def test_tensors_of_two_devices_never_meet(tmp_path, variants):
     """Clients shared out to a device that refuses the processor's tensors, and the processor."""

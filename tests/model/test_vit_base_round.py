@@ -31,7 +31,7 @@ def test_vit_base_goes_through_two_rounds(capsys):
     """ViT-B/16 at 224 pixels with 73,728 adapter weights: warm up, then personalise."""
     before = peak_mib()
     backbone = load_backbone("random:vit-base", 224)
-    model = AdaptedModel(backbone, AdapterConfig(), CLASSES, seed=0)
+    model = AdaptedModel(backbone, AdapterConfig(rank=2), CLASSES, seed=0)  # the paper's rank
     assert model.initial.adapter.numel() == 73_728
     each = TRAIN + TEST
     rng = np.random.default_rng(0)
