@@ -135,3 +135,13 @@ def test_the_lab_has_scenarios_of_its_own():
     yardsticks = ["pfedseq-frozen", "pfedseq-frozen-momentum", "pfedseq-momentum"]
     assert [arm.key for arm in wanted.arms] == ["pfedseq", *yardsticks]
     assert wanted.num_runs == 12
+    options = {
+        arm.key: load_config("lab/cifar100", arm.overrides).method_config("pfedseq")
+        for arm in wanted.arms
+    }
+    assert {key: (made.ablation, made.server_momentum) for key, made in options.items()} == {
+        "pfedseq": ("none", 0),
+        "pfedseq-frozen": ("frozen", 0),
+        "pfedseq-frozen-momentum": ("frozen", 0.8),
+        "pfedseq-momentum": ("none", 0.5),
+    }
