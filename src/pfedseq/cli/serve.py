@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,8 +21,9 @@ from pfedseq.words import count
 TOKEN_VARIABLE = "PFEDSEQ_TOKEN"
 
 
-def _variable(name: str) -> str:
-    return f"PFEDSEQ_SERVE_{name}"
+def _variable(name: str) -> dict[str, Any]:
+    """An option's environment variable; the docs list them, as they would widen every line."""
+    return {"envvar": f"PFEDSEQ_SERVE_{name}", "show_envvar": False}
 
 
 def serve(
@@ -30,8 +31,7 @@ def serve(
         Path,
         typer.Argument(
             metavar="RUN",
-            show_envvar=False,
-            envvar=_variable("RUN"),
+            **_variable("RUN"),
             help="Folder of a finished run, of an export, or of a PEFT adapter.",
         ),
     ],
@@ -40,19 +40,17 @@ def serve(
         typer.Option(
             "--method",
             "-m",
-            show_envvar=False,
-            envvar=_variable("METHOD"),
+            **_variable("METHOD"),
             help="Method whose models are used. Default: the run's first.",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(show_envvar=False, envvar=_variable("HOST"), help="Address to listen on.")
+        str, typer.Option(**_variable("HOST"), help="Address to listen on.")
     ] = "127.0.0.1",
     port: Annotated[
         int,
         typer.Option(
-            show_envvar=False,
-            envvar=_variable("PORT"),
+            **_variable("PORT"),
             metavar="N",
             min=0,
             max=65535,
@@ -62,16 +60,14 @@ def serve(
     token_file: Annotated[
         Path | None,
         typer.Option(
-            show_envvar=False,
-            envvar=_variable("TOKEN_FILE"),
+            **_variable("TOKEN_FILE"),
             help=f"File with the bearer token to require; or set {TOKEN_VARIABLE}.",
         ),
     ] = None,
     max_megabytes: Annotated[
         float,
         typer.Option(
-            show_envvar=False,
-            envvar=_variable("MAX_MEGABYTES"),
+            **_variable("MAX_MEGABYTES"),
             metavar="N",
             min=0.001,
             help="Largest request, in megabytes.",
@@ -80,8 +76,7 @@ def serve(
     timeout: Annotated[
         float,
         typer.Option(
-            show_envvar=False,
-            envvar=_variable("TIMEOUT"),
+            **_variable("TIMEOUT"),
             metavar="N",
             min=0.1,
             help="Seconds until a request times out.",
@@ -90,8 +85,7 @@ def serve(
     max_batch: Annotated[
         int,
         typer.Option(
-            show_envvar=False,
-            envvar=_variable("MAX_BATCH"),
+            **_variable("MAX_BATCH"),
             metavar="N",
             min=1,
             help="Largest number of examples in a pass.",
@@ -100,8 +94,7 @@ def serve(
     max_connections: Annotated[
         int,
         typer.Option(
-            show_envvar=False,
-            envvar=_variable("MAX_CONNECTIONS"),
+            **_variable("MAX_CONNECTIONS"),
             metavar="N",
             min=1,
             help="Open connections; a further one replaces the one that has been idle longest.",
@@ -110,8 +103,7 @@ def serve(
     head_timeout: Annotated[
         float,
         typer.Option(
-            show_envvar=False,
-            envvar=_variable("HEAD_TIMEOUT"),
+            **_variable("HEAD_TIMEOUT"),
             metavar="N",
             min=0.1,
             help="Seconds within which a request's head must arrive.",
@@ -120,8 +112,7 @@ def serve(
     models_in_memory: Annotated[
         int,
         typer.Option(
-            show_envvar=False,
-            envvar=_variable("MODELS_IN_MEMORY"),
+            **_variable("MODELS_IN_MEMORY"),
             metavar="N",
             min=1,
             help="Clients' models kept in memory; beyond that, the least recently used is dropped.",
@@ -130,8 +121,7 @@ def serve(
     log_requests: Annotated[
         bool,
         typer.Option(
-            show_envvar=False,
-            envvar=_variable("LOG_REQUESTS"),
+            **_variable("LOG_REQUESTS"),
             help="Log each request as a line of JSON on standard error.",
         ),
     ] = True,
