@@ -18,7 +18,7 @@ def test_every_methods_options_survive_the_toml():
     again = make_config(tomllib.loads(dump_config(config)))
     assert again == config
     for name in METHODS:
-        common = {key: getattr(config.training, key) for key in ("head_lr", "head", "clip_norm")}
+        common = {key: getattr(config.training, key) for key in ("head_lr", "head", "max_step")}
         assert again.method_config(name) == METHODS[name].config(**common)
 
 

@@ -93,5 +93,5 @@ def test_a_rate_that_is_not_given_is_left_out_of_the_saved_config():
         {"run": {"methods": ["per_fedavg"]}, "training": {"lr": 0.3, "head_lr": 0.6}}
     )
     saved = make_config(tomllib.loads(dump_config(config)))
-    expected = PerFedAvgConfig(lr=0.3, head_lr=0.6, head="both", clip_norm=2)
+    expected = PerFedAvgConfig(lr=0.3, head_lr=0.6, head="both", max_step=4)
     assert saved.method_config("per_fedavg") == expected

@@ -123,6 +123,15 @@ def test_a_clipped_step_has_the_length_of_its_bound():
         ({"clip_norm": 6.0}, "both", 1),
         ({"clip_norm": 1.0, "rate_units": "plain"}, "both", 1 / 208**0.5),
         ({"clip_norm": 0.0}, "both", 1),
+        # the step at rates (1, 0.5) in units of the model is (3, 2): length √13
+        ({"max_step": 1.0}, "both", 1 / 13**0.5),
+        ({"max_step": 1.0}, "adapter", 1 / 3),
+        ({"max_step": 1.0}, "head", 1 / 2),
+        ({"max_step": 4.0}, "both", 1),
+        ({"max_step": 1.0, "rate_units": "plain"}, "both", 1 / 160**0.5),
+        # both bounds: the stricter one holds
+        ({"clip_norm": 1.0, "max_step": 3.0}, "both", 1 / 5),
+        ({"clip_norm": 3.0, "max_step": 1.0}, "both", 1 / 13**0.5),
     ],
 )
 def test_a_bound_is_in_the_units_of_the_rates(options, part, factor):
@@ -138,9 +147,38 @@ def test_a_bound_is_in_the_units_of_the_rates(options, part, factor):
     torch.testing.assert_close(torch.stack([step.adapter[0, 0], step.head[2]]), expected)
 
 
+@pytest.mark.parametrize(("lr", "length"), [(0.1, 0.5), (0.2, 1.0), (0.4, 1.0), (8.0, 1.0)])
+def test_a_bounded_step_gets_no_longer_at_higher_rates(lr, length):
+    gradient = Params(torch.zeros_like(GLOBAL.adapter), torch.zeros_like(GLOBAL.head))
+    gradient.adapter[0, 0], gradient.head[2] = 3.0, 4.0
+    step = LocalOptimizer(LocalTraining(lr=lr, max_step=1.0)).step(GLOBAL, gradient) - GLOBAL
+    torch.testing.assert_close(step.flat().norm(), torch.tensor(length))
+
+
+def test_a_step_is_measured_at_the_rate_of_its_round():
+    """In round 1 of three warm-up rounds the rate 4 is 1, so a gradient of 0.5 is not bounded."""
+    gradient = 0.5 * Params(torch.zeros_like(GLOBAL.adapter), torch.ones_like(GLOBAL.head))
+    gradient = gradient * (1 / gradient.flat().norm() / 2)
+    options = LocalTraining(lr=4.0, schedule_warmup=3, max_step=0.6)
+    for t, length in [(1, 0.5), (4, 0.6)]:
+        step = LocalOptimizer(options, t).step(GLOBAL, gradient) - GLOBAL
+        torch.testing.assert_close(step.flat().norm(), torch.tensor(length))
+
+
+def test_steps_of_adamw_are_as_long_as_its_rate_whatever_the_bound():
+    gradient = Params(torch.ones_like(GLOBAL.adapter), torch.ones_like(GLOBAL.head))
+    steps = [
+        LocalOptimizer(LocalTraining(optimizer="adamw", lr=0.01, max_step=bound)).step(
+            GLOBAL, gradient
+        )
+        for bound in (0.0, 1e-3)
+    ]
+    assert torch.equal(steps[0].flat(), steps[1].flat())
+
+
 def test_steps_at_given_rates_follow_no_gradient_of_the_loss_and_are_not_bounded():
     gradient = 100.0 * Params(torch.ones_like(GLOBAL.adapter), torch.ones_like(GLOBAL.head))
-    optimizer = LocalOptimizer(LocalTraining(clip_norm=1.0), rates=(0.5, 0.25))
+    optimizer = LocalOptimizer(LocalTraining(clip_norm=1.0, max_step=1.0), rates=(0.5, 0.25))
     step = optimizer.step(GLOBAL, gradient) - GLOBAL
     assert torch.allclose(step.adapter, torch.tensor(-50.0))
     assert torch.allclose(step.head, torch.tensor(-25.0))

@@ -139,12 +139,12 @@ class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
         "`private` head per client, a `common` one for all, or the sum of a common and a private "
         "part (`both`); paper: private",
     )
-    clip_norm: float = Field(
-        2.0,
+    max_step: float = Field(
+        4.0,
         ge=0,
-        description="bound on the length of a gradient, adapter and head together, in the units of "
-        "`rate_units` (model: the adapter's divided by alpha / rank, the head's by |f|); 0: no "
-        "bound; paper: 0",
+        description="bound on the length of an SGD step, rate times gradient, adapter and head "
+        "together, in the units of `rate_units` (model: as a change of weights and of logits); "
+        "0: no bound; paper: 0",
     )
     batch_size: int = Field(8, ge=1, description="examples per local step; paper: 32")
     examples_per_round: int | None = Field(

@@ -113,7 +113,7 @@ _COMPARED = {
     "training.examples_per_round": "examples a client trains on in a round",
     "training.head_lr": "learning rate of the heads",
     "training.rate_units": "units of the rates",
-    "training.clip_norm": "bound on gradients",
+    "training.max_step": "bound on steps",
     "training.head": "heads",
     "methods.pfedseq.warmup_rounds": "warm-up rounds W",
     "methods.pfedseq.max_sequence_length": "maximum sequence length L",

@@ -9,7 +9,7 @@ from pfedseq.federation.messages import Reply, Split, Tensors
 from pfedseq.federation.task import Task
 from pfedseq.measures import Score
 from pfedseq.params import Params, Part
-from pfedseq.training.optimizer import LocalOptimizer, clipped
+from pfedseq.training.optimizer import LocalOptimizer, bounded
 
 
 class Client(ABC):
@@ -62,9 +62,10 @@ class Client(ABC):
         rates: tuple[float, float] = self.config.rates(lr, self.task.units)
         return rates
 
-    def clipped(self, gradient: Params) -> Params:
-        """The gradient of a method's own plain step, bounded by `clip_norm`."""
-        return clipped(gradient, self.config, self.task.units)
+    def descend(self, phi: Params, gradient: Params, lr: float) -> Params:
+        """φ after a method's own plain gradient step at rate `lr`, which is bounded as any."""
+        gradient = bounded(gradient, self.config, lr, self.task.units)
+        return phi.descend(gradient, *self.rates(lr))
 
     def hello(self, down: Tensors) -> Reply:
         """Return what the server may know before round 1; see `Hello`."""

@@ -54,8 +54,7 @@ class PerFedAvgClient(Client):
 
     def adapted(self, phi: Params, batch: Batch) -> Params:
         """φ − α ∇L(φ; B)."""
-        gradient = self.clipped(self.task.grad(phi, batch))
-        return phi.descend(gradient, *self.rates(self.config.adaptation_rate))
+        return self.descend(phi, self.task.grad(phi, batch), self.config.adaptation_rate)
 
 
 def double_batches(task: Task, epochs: int) -> Iterator[tuple[Batch, Batch]]:
@@ -84,5 +83,5 @@ METHOD = Method(
     title="Per-FedAvg",
     summary="a global model that one local step personalises (first-order MAML)",
     training="apply to the meta-step; the adaptation step is plain SGD at inner_lr, bounded by "
-    "clip_norm",
+    "max_step",
 )

@@ -95,7 +95,7 @@ class PFedMeClient(Client):
             raise InputError(overshoot("pfedme's lr or head_lr", max(rates) * weight, 2))
         for _ in range(self.config.inner_steps):
             gradient = self.task.grad(inner, batch) + weight * (inner - local) + decay * inner
-            inner = inner.descend(self.clipped(gradient), *rates)
+            inner = self.descend(inner, gradient, self.config.lr)
         return inner
 
     def personal(self, down: Tensors) -> Params:
@@ -111,5 +111,5 @@ METHOD = Method(
     title="pFedMe",
     summary="personal models tied to a global one by a Moreau envelope",
     training="apply to the step of w_i, with one rate for adapters and heads; the inner steps "
-    "are plain SGD at lr, bounded by clip_norm",
+    "are plain SGD at lr, bounded by max_step",
 )

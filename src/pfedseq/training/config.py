@@ -68,12 +68,18 @@ class LocalTraining(BaseConfig):
     weight_decay: float = Field(
         0.0, ge=0, description="SGD: decay · φ is added to the gradient; AdamW: decoupled from it"
     )
+    max_step: float = Field(
+        0.0,
+        ge=0,
+        description="bound on the length of an SGD step, rate times gradient, adapter and head "
+        "together, in the units of `rate_units` (model: as a change of weights and of logits); "
+        "0: no bound; default: as in [training]",
+    )
     clip_norm: float = Field(
         0.0,
         ge=0,
         description="bound on the length of a gradient, adapter and head together, in the units of "
-        "`rate_units` (model: the adapter's divided by alpha / rank, the head's by |f|); 0: no "
-        "bound; default: as in [training]",
+        "`rate_units` (model: the adapter's divided by alpha / rank, the head's by |f|); 0: none",
     )
     optimizer_state: Literal["reset", "keep", "average"] = Field(
         "reset",

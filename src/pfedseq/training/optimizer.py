@@ -13,6 +13,8 @@ from pfedseq.training.rules import RULES
 from pfedseq.training.rules.adamw import SECOND
 from pfedseq.training.schedules import rate_factor
 
+TINY = 5e-7
+"""Share of a bound that is added to a length, so that nothing is divided by zero."""
 PARTS: tuple[Literal["adapter", "head"], ...] = ("adapter", "head")
 
 
@@ -44,10 +46,10 @@ class LocalOptimizer:
         self.rates = {"adapter": factor * adapter, "head": factor * head}
         self._state = None if config.optimizer_state == "reset" else state
         self._memory = {part: self._found(part) for part in PARTS}
-        self._units = units
-        self._clips = rates is None and config.clip_norm > 0
+        self._units, self._lr = units, factor * config.lr
+        self._bounded = rates is None and (config.clip_norm > 0 or config.max_step > 0)
         self._plain = config.optimizer == "sgd" and not (
-            config.momentum or config.weight_decay or self._clips
+            config.momentum or config.weight_decay or self._bounded
         )
 
     def step(
@@ -59,8 +61,8 @@ class LocalOptimizer:
             return phi.taking(phi.descend(gradient, *rates), part)
         if scale != 1:
             gradient = scale * gradient
-        if self._clips:
-            gradient = clipped(gradient, self.config, self._units, part)
+        if self._bounded:
+            gradient = bounded(gradient, self.config, self._lr, self._units, part)
         rule, moved = RULES[self.config.optimizer], phi.tensors()
         for one in _parts(part):
             slope, memory = getattr(gradient, one), self._memory[one]
@@ -86,23 +88,40 @@ class LocalOptimizer:
         }
 
 
-def clipped(
-    gradient: Params, config: LocalTraining, units: Units = PLAIN, part: Part = "both"
+def bounded(
+    gradient: Params,
+    config: LocalTraining,
+    lr: float,
+    units: Units = PLAIN,
+    part: Part = "both",
 ) -> Params:
-    """Scale a gradient down so that the length of `part` is at most `clip_norm`.
+    """Scale a gradient down so that neither `part` of it nor the step at rate `lr` is too long.
 
     In units of the model the adapter's length is divided by α/r and the head's by |f|, to which
-    they are proportional, so that one bound suits every model. Otherwise as
-    `torch.nn.utils.clip_grad_norm_`, whose 1e-6 avoids division by zero.
+    they are proportional, so that one bound suits every model. Multiplied by the rates, these are
+    the lengths of the change of the adapted weights and of an example's logits. AdamW's steps are
+    as long as its rate.
     """
-    if not config.clip_norm:
-        return gradient
     adapter, head, _ = PLAIN if config.rate_units == "plain" else units
     unit = {"adapter": adapter, "head": head}
-    lengths = [getattr(gradient, one).norm() / unit[one] for one in _parts(part)]
-    length = torch.linalg.vector_norm(torch.stack(lengths))
-    factor = (config.clip_norm / (length + 1e-6)).clamp(max=1.0)
+    lengths = {one: getattr(gradient, one).norm() / unit[one] for one in _parts(part)}
+    rates = {"adapter": lr, "head": lr * config.head_ratio}
+    factors = []
+    if config.clip_norm:
+        factors.append(_factor(config.clip_norm, list(lengths.values())))
+    if config.max_step and config.optimizer == "sgd":
+        steps = [rates[one] * length for one, length in lengths.items()]
+        factors.append(_factor(config.max_step, steps))
+    if not factors:
+        return gradient
+    factor = torch.stack(factors).amin().clamp(max=1.0)
     return Params(factor * gradient.adapter, factor * gradient.head)
+
+
+def _factor(bound: float, lengths: list[Tensor]) -> Tensor:
+    """Factor that makes parts of these lengths together as long as the bound."""
+    length: Tensor = torch.linalg.vector_norm(torch.stack(lengths))
+    return bound / (length + TINY * bound)
 
 
 def _parts(part: Part) -> list[Literal["adapter", "head"]]:
