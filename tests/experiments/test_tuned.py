@@ -56,7 +56,7 @@ def test_one_command_tunes_runs_records_and_can_be_repeated(call, tmp_path):
     assert frozen.method_config("pfedseq").lr == chosen, "the ablation has the method's options"
 
     file = ResultsFile.read(tmp_path / "kept.jsonl")
-    assert len(file.lines) == 6 * 2 + 3 * 2
+    assert len(file.lines) == 8 * 2 + 3 * 2
     summary = file.runs("digits", "fedavg")[1]
     made = RunFolder(out / "runs/digits/fedavg/seed_1").read_summary().methods["fedavg"]
     assert summary.client_mean == pytest.approx(made.client_mean, abs=1e-5)
@@ -132,16 +132,31 @@ def test_the_lab_has_scenarios_of_its_own():
     assert (groups.data.num_clients, groups.data.num_scanners) == (12, 4)
     assert partial.federation.participation == 0.3
     assert partial.data == load_config("lab/cifar100").data
-    yardsticks = ["pfedseq-frozen", "pfedseq-frozen-momentum", "pfedseq-momentum"]
-    assert [arm.key for arm in wanted.arms] == ["pfedseq", *yardsticks]
-    assert wanted.num_runs == 12
+    assert len(wanted.arms) == 6
+    assert wanted.num_runs == 18
     options = {
         arm.key: load_config("lab/cifar100", arm.overrides).method_config("pfedseq")
         for arm in wanted.arms
     }
-    assert {key: (made.ablation, made.server_momentum) for key, made in options.items()} == {
-        "pfedseq": ("none", 0),
-        "pfedseq-frozen": ("frozen", 0),
-        "pfedseq-frozen-momentum": ("frozen", 0.8),
-        "pfedseq-momentum": ("none", 0.5),
+    assert {
+        key: (made.ablation, made.group_cosine, made.server_momentum)
+        for key, made in options.items()
+    } == {
+        "pfedseq": ("none", 0.3, 0),
+        "pfedseq-mean": ("frozen", 0, 0),
+        "pfedseq-mean-momentum": ("frozen", 0, 0.8),
+        "pfedseq-frozen": ("frozen", 0.3, 0),
+        "pfedseq-no-groups": ("none", 0, 0),
+        "pfedseq-momentum": ("none", 0.3, 0.5),
     }
+
+
+def test_what_helps_pfedseq_is_offered_to_fedrep():
+    (arm,) = [
+        arm
+        for arm in Reproduction.of(
+            "table1", "lab", ["pacs"], [0], None, choice=Choice(("fedrep",), yardsticks=True)
+        ).arms
+        if arm.key == "fedrep-groups"
+    ]
+    assert load_config("lab/pacs", arm.overrides).method_config("fedrep").group_cosine == 0.3

@@ -7,6 +7,7 @@ halves is what chance decided: the networks' first weights.
 """
 
 import copy
+from itertools import combinations
 from statistics import median_low
 from types import SimpleNamespace
 
@@ -216,11 +217,33 @@ LITERAL = {
     "gain": 1.0,
     "forgetting": 0.0,
     "history_clip": 0.0,
+    "group_cosine": 0.0,
 }
 CHANGED = {"learner_lr": 1e-3, "gain": 3.0, "history_clip": 0.95, "forgetting": 0.2}
 
 
-@pytest.mark.parametrize("options", [LITERAL, {}, CHANGED, {"residual": "newest"}])
+def clusters(headings, least):
+    """Average linkage by hand: join the two closest clusters while their mean cosine allows it."""
+    flat = [heading.flatten() / heading.norm() for heading in headings]
+    found = [[i] for i in range(len(flat))]
+
+    def closeness(pair):
+        one, other = pair
+        cosines = [float(flat[i] @ flat[j]) for i in one for j in other]
+        return sum(cosines) / len(cosines)
+
+    while len(found) > 1:
+        one, other = max(combinations(found, 2), key=closeness)
+        if closeness((one, other)) < least:
+            break
+        found = [c for c in found if c not in (one, other)] + [one + other]
+    return found
+
+
+GROUPED = {"group_cosine": 0.01, "gain": 3.0}
+
+
+@pytest.mark.parametrize("options", [LITERAL, {}, CHANGED, {"residual": "newest"}, GROUPED])
 def test_pfedseq(options):
     """Algorithm 1 over six rounds with W = 2 and L = 3, for the paper's letter and the defaults.
 
@@ -262,7 +285,8 @@ def test_pfedseq(options):
         return torch.stack(found).permute(2, 0, 1)
 
     thetas = torch.stack([net.theta() for net in nets])
-    lengths, past, bounded = [], [], False
+    lengths, past, bounded, grouped = [], [], False, False
+    headings = torch.zeros_like(thetas)
     for t in range(1, rounds + 1):
         targets = trained(nets, thetas, t)
         delta = targets - thetas
@@ -285,10 +309,18 @@ def test_pfedseq(options):
             adam.step()
         past.append(seen)
         mean = sum(w * theta for w, theta in zip(WEIGHTS, targets, strict=True))
-        thetas = mean.expand_as(targets)
+        thetas = mean.expand_as(targets).clone()
+        drawn = [target - mean for target in targets]
+        headings = torch.stack([h + d / d.norm() for h, d in zip(headings, drawn, strict=True)])
         if t > warmup:
-            thetas = mean + calibrations(past[-most:]).detach()
+            for members in clusters(headings, config.group_cosine) if config.group_cosine else ():
+                if len(members) > 1:
+                    total = sum(WEIGHTS[i] for i in members)
+                    thetas[members] = sum(WEIGHTS[i] / total * targets[i] for i in members)
+                    grouped = True
+            thetas = thetas + calibrations(past[-most:]).detach()
     assert bounded or options.get("history_clip", 1.5) > 0.95 or not config.history_clip
+    assert grouped == (config.group_cosine > 0)
     assert (thetas[0] - thetas[1]).abs().max() > 1e-6
     found = ours.play()
     assert_equal_nets(found, with_adapters(nets, thetas))

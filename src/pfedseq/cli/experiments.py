@@ -46,7 +46,7 @@ def reproduce(
         str | None,
         typer.Option(
             help="Methods, comma-separated, or: all, newer, yardsticks (pFedSeq without its "
-            "learner, with server momentum instead, and with both); default: the paper's."
+            "parts, with server momentum instead, and with both); default: the paper's."
         ),
     ] = None,
     trials: Annotated[

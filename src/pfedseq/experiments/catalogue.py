@@ -38,7 +38,7 @@ class Choice:
     methods: tuple[str, ...] = ()
     values: tuple[int, ...] = ()
     yardsticks: bool = False
-    """Whether to add pFedSeq without its learner, with momentum in its place, and with both."""
+    """Whether to add pFedSeq without its parts, with momentum in their place, and with both."""
 
 
 @dataclass(frozen=True)
@@ -82,25 +82,32 @@ def _methods(config: Config, choice: Choice) -> list[Arm]:
         for name in names
         if name in wanted
     ]
-    return [*lines, *_yardsticks()] if choice.yardsticks else lines
+    if choice.yardsticks:
+        lines += [arm for arm in _yardsticks() if arm.method in ("pfedseq", *wanted)]
+    return lines
 
 
 def _yardsticks() -> list[Arm]:
-    """What pFedSeq's learner must be better than, and whether it adds to the strongest of them."""
+    """What pFedSeq's learner and groups must be better than, and what else would add to them."""
 
-    def arm(key: str, title: str, **options: str) -> Arm:
-        overrides = tuple(f"methods.pfedseq.{option}={value}" for option, value in options.items())
-        return Arm(f"pfedseq-{key}", f"pFedSeq, {title}", "pfedseq", overrides, "Yardsticks")
+    def arm(key: str, title: str, method: str = "pfedseq", **options: str) -> Arm:
+        overrides = tuple(f"methods.{method}.{option}={value}" for option, value in options.items())
+        title = f"{METHODS[method].title}, {title}"
+        return Arm(f"{method}-{key}", title, method, overrides, "Yardsticks")
 
+    alone = {"ablation": '"frozen"', "group_cosine": "0"}
     return [
-        arm("frozen", "learner never trained", ablation='"frozen"'),
+        arm("mean", "the mean adapter alone", **alone),
         arm(
-            "frozen-momentum",
-            f"learner never trained, server momentum {MOMENTUM:g}",
-            ablation='"frozen"',
+            "mean-momentum",
+            f"the mean adapter alone with server momentum {MOMENTUM:g}",
+            **alone,
             server_momentum=f"{MOMENTUM:g}",
         ),
+        arm("frozen", "groups without a learner", ablation='"frozen"'),
+        arm("no-groups", "a learner without groups", group_cosine="0"),
         arm("momentum", "and server momentum 0.5", server_momentum="0.5"),
+        arm("groups", "with groups", "fedrep", group_cosine="0.3"),
     ]
 
 
@@ -118,7 +125,7 @@ def _variants(table: int) -> Callable[[Config, Choice], list[Arm]]:
         for variant in VARIANTS:
             if variant.option and variant.table == table:
                 option, _, value = variant.option.partition(" = ")
-                key = f"pfedseq-{value.strip(chr(34))}"
+                key = f"pfedseq-{variant.key}"
                 title = f"{variant.letter}: {variant.meaning}"
                 override = f"methods.pfedseq.{option}={value}"
                 lines.append(Arm(key, title, "pfedseq", (override,), paper_row=variant.letter))

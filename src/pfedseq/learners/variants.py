@@ -13,6 +13,12 @@ class Variant:
     meaning: str
     table: int
 
+    @property
+    def key(self) -> str:
+        """The name of its runs."""
+        option, _, value = self.option.partition(" = ")
+        return "no-groups" if option == "group_cosine" else value.strip('"')
+
 
 VARIANTS = (
     Variant("A", 'ablation = "no_aggregation"', "the learner emits the adapter", 2),
@@ -23,6 +29,9 @@ VARIANTS = (
         "common", 'ablation = "common"', "only the mean of ξ over clients; not in the paper", 2
     ),
     Variant("personal", 'ablation = "personal"', "ξ without that mean; not in the paper", 2),
+    Variant(
+        "no groups", "group_cosine = 0", "one mean adapter for all clients; not in the paper", 2
+    ),
     Variant("D", 'architecture = "mlp"', "MLP over the concatenated window", 3),
     Variant("E", 'architecture = "lstm"', "LSTM", 3),
     Variant("linear", 'architecture = "linear"', "a matrix over the sum; not in the paper", 3),

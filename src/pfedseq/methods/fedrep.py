@@ -9,16 +9,17 @@ Deviations: the server weights clients by |D_i|, as Eq. (1) does for every metho
 phase fixes θ, so the features are computed once and reused (`part="head"` of `Task.grad`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
 from pfedseq.federation import Method, Reply, Setup, Tensors
+from pfedseq.methods.parts.groups import GroupingConfig, Groups
 from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
-from pfedseq.methods.parts.server_steps import AveragingConfig, server_steps
+from pfedseq.methods.parts.server_steps import server_steps
 
 
-class FedRepConfig(AveragingConfig):
+class FedRepConfig(GroupingConfig):
     """Options of FedRep."""
 
     head_epochs: int = Field(1, ge=1, description="passes on ω before the passes on θ; paper: 1")
@@ -27,24 +28,31 @@ class FedRepConfig(AveragingConfig):
 class FedRepServer(OwnHeadServer):
     """θ ← Σ_i |D_i| / |D| · θ_i."""
 
-    persistent = ("adapter", "steps", *OwnHeadServer.persistent)
+    persistent = ("adapter", "groups", "steps", *OwnHeadServer.persistent)
     takes = ("adapter",)
 
     def __init__(self, config: FedRepConfig, setup: Setup) -> None:
         super().__init__(config, setup)
         self.adapter = setup.initial.adapter
+        self.groups = Groups(config, setup)
         self.steps = server_steps(config, adapter=self.adapter)
 
     def payload(self, i: int) -> Tensors:
-        """The shared θ."""
-        return {"adapter": self.adapter} | self.common_head()
+        """The shared θ, or that of the client's group."""
+        return {"adapter": self.groups.of(i, self.adapter)} | self.common_head()
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:
         """Average the adapters."""
         adapters, present = self.setup.stack(replies, "adapter")
         mean = self.setup.aggregate(adapters, present)
+        self.groups.take(t, adapters, mean, present, self.setup.weights(present))
         self.adapter = self.steps["adapter"](self.adapter, mean)
         self.take_heads(replies)
+
+    def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
+        """Newcomers get the shared θ."""
+        super().reseat(kept, newcomers)
+        self.groups.reseat(kept, len(newcomers))
 
 
 class FedRepClient(OwnHeadClient):

@@ -10,10 +10,11 @@ Deviations: by default the learner departs from Appendix A (blocks without RMSNo
 before the scan) and from the experimental setup (a rate of 1e-4, where the paper has 1e-3, and an
 Adam ε of 1e-16, where PyTorch's is 1e-8). The paper leaves open the scale of inputs and outputs,
 the initialisation and the forgetting. All are options of `LearnerConfig`; the evidence is in
-docs/explanation/learner.md, and the preset `literal` is the plain reading. A client that misses a
-round keeps its last Δ in the history and is left out of Eq. (1); a client without any update in the
-window, such as a newcomer, gets no ξ. When clients join or leave, learner and history are resized
-(`reseat`).
+docs/explanation/learner.md, and the preset `literal` is the plain reading. Clients that are drawn
+the same way share a mean adapter (`Groups`), where the paper has one for all. A client that misses
+a round keeps its last Δ in the history and is left out of Eq. (1); a client without any update in
+the window, such as a newcomer, gets no ξ. When clients join or leave, learner and history are
+resized (`reseat`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +26,14 @@ from torch import Tensor
 from pfedseq.federation import Method, Reply, Setup, Tensors
 from pfedseq.learners.calibration import CalibrationLearner, LearnerConfig
 from pfedseq.learners.history import Gap, Lengths, bounded
+from pfedseq.methods.parts.groups import GroupingConfig, Groups
 from pfedseq.methods.parts.own_head import OwnHeadClient, OwnHeadServer
-from pfedseq.methods.parts.server_steps import AveragingConfig, server_steps
+from pfedseq.methods.parts.server_steps import server_steps
 from pfedseq.methods.parts.step_along import step_along
 from pfedseq.params import weighted_mean
 
 
-class PFedSeqConfig(AveragingConfig, LearnerConfig):
+class PFedSeqConfig(GroupingConfig, LearnerConfig):
     """Options of pFedSeq: the schedule here, the learner's in `LearnerConfig`."""
 
     warmup_rounds: int | None = Field(
@@ -52,6 +54,14 @@ class PFedSeqConfig(AveragingConfig, LearnerConfig):
         description="bound on the length of an update as the learner sees it, per layer, "
         "as a multiple of the median of that client's last L updates; longer ones are scaled "
         "down; 0 (the paper): no bound",
+    )
+    group_cosine: float = Field(
+        0.3,
+        ge=0,
+        lt=1,
+        description="clients whose adapters deviate from the mean in similar directions in the "
+        "first rounds, with a mean cosine of at least this, share a mean adapter; 0 (the paper): "
+        "one mean for all",
     )
 
     def warmup(self, rounds: int) -> int:
@@ -74,7 +84,7 @@ class PFedSeqServer(OwnHeadServer):
 
     config: PFedSeqConfig
     persistent = (
-        *("adapters", "shared", "history", "lengths", "learner", "optimizer"),
+        *("adapters", "shared", "groups", "history", "lengths", "learner", "optimizer"),
         *OwnHeadServer.persistent,
         "steps",
     )
@@ -85,6 +95,7 @@ class PFedSeqServer(OwnHeadServer):
         self.adapters = setup.initial.adapter.expand(setup.num_clients, -1, -1)  # θ_i (N, K, D)
         self.shared = setup.initial.adapter  # the mean adapter (K, D)
         self.steps = server_steps(config, shared=self.shared)
+        self.groups = Groups(config, setup, config.warmup(setup.num_rounds))
         self.learner = CalibrationLearner(config, setup)
         self.history = self.learner.empty_history(config.history_gap)
         self.lengths = Lengths(config.max_sequence_length)
@@ -110,7 +121,9 @@ class PFedSeqServer(OwnHeadServer):
             calibrations = self.learner(past, self.history.known())
             step_along(self.optimizer, calibrations, _of_rows(seen, rows))  # Eq. (5)
         self.history.append(seen, present)
-        mean = self.setup.aggregate(self.adapters + deltas, present)  # of θ̃_i, Eq. (1)
+        updated = self.adapters + deltas  # θ̃_i
+        mean = self.setup.aggregate(updated, present)  # Eq. (1)
+        self.groups.take(t, updated, mean, present, self.setup.weights(present))
         self.shared = self.steps["shared"](self.shared, mean)
         self.adapters = self.shared.expand_as(deltas)  # t ≤ W
         calibrations = torch.zeros_like(self.shared).expand_as(deltas)
@@ -130,15 +143,19 @@ class PFedSeqServer(OwnHeadServer):
     def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
         """Newcomers get the mean adapter; the remaining clients keep what was learnt for them."""
         super().reseat(kept, newcomers)
-        joined = self._base().expand(len(newcomers), -1, -1)
+        start = self.shared if self.config.aggregates else self.setup.initial.adapter
+        joined = start.expand(len(newcomers), -1, -1)
         self.adapters = torch.cat([self.adapters[list(kept)], joined])
+        self.groups.reseat(kept, len(newcomers))
         self.history.reseat(kept, len(newcomers))
         self.lengths.reseat(kept, len(newcomers))
         self.learner, self.optimizer = self.learner.reseated(kept, self.setup, self.optimizer)
 
     def _base(self) -> Tensor:
-        """What ξ_i is added to (K, D)."""
-        return self.shared if self.config.aggregates else self.setup.initial.adapter
+        """What ξ_i is added to: (K, D), or (N, K, D) with groups."""
+        if not self.config.aggregates:
+            return self.setup.initial.adapter
+        return self.groups.around(self.shared)
 
     @torch.no_grad()
     def _calibrations(self) -> Tensor:
@@ -168,7 +185,8 @@ class PFedSeqServer(OwnHeadServer):
             "personal_rms": (x - c for x, c in zip(calibrations.unbind(1), common, strict=True)),
             "distance_rms": (self.shared - self.setup.initial.adapter).unbind(),
         }
-        return {name: [float(_rms(x)) for x in layers] for name, layers in of.items()}
+        sizes = {name: [float(_rms(x)) for x in layers] for name, layers in of.items()}
+        return sizes | ({"group": self.groups.labels} if self.groups.labels else {})
 
 
 def _rms(x: Tensor) -> Tensor:

@@ -260,6 +260,22 @@ def missing_classes(seen: Seen) -> Iterator[Finding]:
         )
 
 
+def groups_found(seen: Seen) -> Iterator[Finding]:
+    """Groups of clients that share a mean adapter."""
+    for method, records in seen.records.items():
+        labels = records[-1].server.get("group", ()) if records else ()
+        if not labels or len(labels) != len(seen.names):  # places are numbers unless clients left
+            continue
+        members = {label: [n for n, one in enumerate(labels) if one == label] for label in labels}
+        groups = [some([seen.name(n) for n in found]) for found in members.values() if found[1:]]
+        yield Finding(
+            "groups_found",
+            f"{method_title(method)} found clients whose data ask for similar adapters, and gave "
+            f"each group a mean of its own: {'; '.join(groups)}",
+            (method,),
+        )
+
+
 def _listed(by_method: Mapping[str, str]) -> str:
     """'pFedSeq by 0.2 %, Local by 0.3 %'."""
     return ", ".join(f"{method_title(method)} {what}" for method, what in by_method.items())
@@ -274,6 +290,7 @@ FINDINGS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
     small_sets,
     coarse_scores,
     missing_classes,
+    groups_found,
 )
 """All checks, the most serious first."""
 

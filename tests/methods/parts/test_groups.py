@@ -1,0 +1,154 @@
+"""Clients that are drawn the same way share a mean adapter."""
+
+import pytest
+import torch
+
+from pfedseq.engines.local import LocalClients
+from pfedseq.federation import Reply, Setup
+from pfedseq.methods import METHODS
+from pfedseq.methods.parts.groups import MOST_CLIENTS, WATCHED, GroupingConfig, Groups, alike
+from pfedseq.params import Params
+from tests.toys import make_setup, quadratic_federation
+
+SIZES = (1, 3, 2, 2)
+
+
+def headings(*rows):
+    """Of one layer: (N, 1, D)."""
+    return torch.tensor(rows)[:, None, :]
+
+
+def setup(sizes=SIZES, dim=2):
+    return Setup(Params(torch.zeros(1, dim), torch.zeros(3)), tuple(sizes), 20, 0)
+
+
+@pytest.mark.parametrize(
+    ("least", "expected"),
+    [
+        (0.81, [0, 1, 2, 3]),
+        (0.79, [0, 0, 2, 3]),  # cos(a, b) = 0.8
+        (0.49, [0, 0, 2, 3]),
+        (0.47, [0, 0, 0, 3]),  # the mean of cos(a, c) = 0.6 and cos(b, c) = 0.36
+        (0.01, [0, 0, 0, 3]),
+    ],
+)
+def test_clusters_are_joined_while_their_mean_cosine_allows_it(least, expected):
+    """a = (1, 0, 0), b = (0.8, 0.6, 0), c = (0.6, −0.2, …) of length 1, and a client unheard of."""
+    c = (0.6, -0.2, (1 - 0.36 - 0.04) ** 0.5)
+    same = alike(headings((2.0, 0.0, 0.0), (4.0, 3.0, 0.0), c, (0.0, 0.0, 0.0)), least)
+    assert same.double().argmax(1).tolist() == expected
+    assert torch.equal(same, same.T)
+
+
+@pytest.mark.parametrize("num_clients", [1, 2])
+def test_there_are_few_clients(num_clients):
+    same = alike(headings(*[(1.0, 0.0), (-1.0, 0.0)][:num_clients]), 0.3)
+    assert torch.equal(same, torch.eye(num_clients, dtype=torch.bool))
+
+
+def test_a_group_moves_to_the_weighted_mean_of_its_members():
+    """From θ̃ = ±e: clients 0 and 1 (sizes 1 and 3) went to 8 and 4, so to 5 on average."""
+    groups = Groups(GroupingConfig(group_cosine=0.3), setup())
+    everyone, sizes = torch.ones(4, dtype=torch.bool), torch.tensor(SIZES, dtype=torch.float)
+    updated = headings((8.0, 1.0), (4.0, 1.0), (-1.0, 3.0), (-3.0, -3.0))
+    mean = torch.tensor([[1.0, 1.0]])
+    for t in range(1, WATCHED + 1):
+        groups.take(t, updated, mean, everyone, sizes)
+        assert torch.equal(groups.around(mean), mean.expand(4, 1, 2))
+    torch.testing.assert_close(groups.headings[0], torch.tensor([[8.0, 0.0]]))  # eight of length 1
+    groups.take(WATCHED + 1, updated, mean, everyone, sizes)
+    expected = headings((5.0, 1.0), (5.0, 1.0), (1.0, 1.0), (1.0, 1.0))
+    torch.testing.assert_close(groups.around(mean), expected)
+    torch.testing.assert_close(groups.of(1, mean), expected[1])
+    assert groups.labels == [0, 0, 2, 3]
+    # Client 0 alone answers, with 9; then nobody of the group does, and it keeps its offset of 8.
+    updated[0, 0, 0] = 9.0
+    present = torch.tensor([True, False, True, True])
+    for who in (present, torch.tensor([False, False, True, True])):
+        groups.take(WATCHED + 2, updated, mean, who, sizes * who)
+        torch.testing.assert_close(groups.around(mean)[:2], headings((9.0, 1.0), (9.0, 1.0)))
+
+
+def test_an_absent_client_is_not_observed():
+    groups = Groups(GroupingConfig(group_cosine=0.3), setup())
+    present = torch.tensor([True, False, True, True])
+    groups.take(1, headings((3.0, 4.0), (5.0, 5.0), (0.0, 2.0), (1.0, 0.0)), 0.0, present, None)
+    expected = headings((0.6, 0.8), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0))
+    torch.testing.assert_close(groups.headings, expected)
+
+
+def test_a_long_warm_up_is_watched_to_its_end():
+    groups = Groups(GroupingConfig(group_cosine=0.3), setup(), warmup=30)
+    updated = headings((8.0, 1.0), (4.0, 1.0), (-1.0, 3.0), (-3.0, -3.0))
+    for t in (1, 30):
+        groups.take(t, updated, torch.ones(1, 2), torch.ones(4, dtype=torch.bool), None)
+    torch.testing.assert_close(groups.headings[0], torch.tensor([[2.0, 0.0]]))
+
+
+@pytest.mark.parametrize(("least", "clients"), [(0.0, 4), (0.3, MOST_CLIENTS + 1)])
+def test_nothing_is_kept_where_there_are_no_groups(least, clients):
+    groups = Groups(GroupingConfig(group_cosine=least), setup([1] * clients))
+    mean = torch.ones(1, 2)
+    groups.take(9, torch.ones(clients, 1, 2), mean, torch.ones(clients), torch.ones(clients))
+    assert groups.around(mean) is mean
+    assert groups.headings.numel() == groups.offsets.numel() == 0
+
+
+def test_newcomers_belong_to_no_group_and_the_others_keep_theirs():
+    groups = Groups(GroupingConfig(group_cosine=0.3), setup())
+    groups.headings = headings((1.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 0.0))
+    groups.offsets = 2 * groups.headings
+    groups.reseat([3, 1], 1)
+    torch.testing.assert_close(groups.headings, headings((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)))
+    torch.testing.assert_close(groups.offsets, headings((2.0, 0.0), (0.0, 2.0), (0.0, 0.0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("pfedseq", {"ablation": "frozen"}), ("fedrep", {"group_cosine": 0.3})]
+)
+def test_groups_converge_to_the_means_of_their_own_centers(name, options):
+    """Quadratic clients: c = ±a + e_i. One mean for all is at the mean of all centers."""
+    drawn = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    apart = 0.1 * torch.eye(4)
+    sides = (1, 1, -1, -1)
+    centers = [
+        Params((side * drawn + apart[i])[None], torch.zeros(3)) for i, side in enumerate(sides)
+    ]
+    method = METHODS[name]
+    ends = {}
+    for least in (0.3, 0.0):
+        config = method.config(
+            **{"lr": 0.3, "warmup_rounds": 2} | options | {"group_cosine": least}
+            if name == "pfedseq"
+            else {"lr": 0.3} | options | {"group_cosine": least}
+        )
+        clients = LocalClients(method.client, config, quadratic_federation(centers, SIZES))
+        server = method.server(config, make_setup(centers, SIZES, 60))
+        for t in range(1, 61):
+            server.run_round(t, clients)
+        ends[least] = torch.stack([server.payload(i)["adapter"] for i in range(4)])
+    weights = torch.tensor(SIZES, dtype=torch.float)[:, None, None]
+    tops = torch.stack([center.adapter for center in centers])
+
+    def mean(rows):
+        return (weights[rows] * tops[rows]).sum(0) / weights[rows].sum()
+
+    for i in range(4):
+        own = [0, 1] if i < 2 else [2, 3]
+        torch.testing.assert_close(ends[0.3][i], mean(own), rtol=0, atol=1e-4)
+        torch.testing.assert_close(ends[0.0][i], mean([0, 1, 2, 3]), rtol=0, atol=1e-4)
+
+
+def test_pfedseq_adds_its_calibration_to_the_groups_mean():
+    config = METHODS["pfedseq"].config(warmup_rounds=1)
+    server = METHODS["pfedseq"].server(config, setup())
+    deltas = headings((8.0, 1.0), (4.0, 1.0), (-1.0, 9.0), (-3.0, -9.0))
+    for t in range(1, WATCHED + 2):
+        before = server.adapters
+        server.update(t, {i: Reply({"delta": deltas[i]}) for i in range(4)})
+    updated, calibrations = before + deltas, server.adapters - server.groups.around(server.shared)
+    assert calibrations.abs().max() > 0
+    pair = (updated[0] + 3 * updated[1]) / 4
+    torch.testing.assert_close(server.adapters[0] - calibrations[0], pair)
+    torch.testing.assert_close(server.adapters[2] - calibrations[2], server.shared)
+    assert server.figures["group"] == [0, 0, 2, 3]
