@@ -112,7 +112,7 @@ def test_a_rate_at_which_adapters_hardly_move_is_raised_until_they_do():
 
 
 def test_a_trial_knows_that_its_adapters_hardly_moved(tmp_path):
-    config = make_config(SMALL)
+    config = make_config(SMALL, ["training.head_lr=0.01"])
     for name, lr in (("still", 1e-6), ("moved", 1.0)):
         out, grid = tmp_path / name, {"lr": [lr]}
         (trial,) = tune(config, ["fedavg"], [0, 1], 1, out, lambda _: None, tell_nobody, grid)
