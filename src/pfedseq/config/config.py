@@ -119,6 +119,16 @@ class Config(BaseConfig):
             given["schedule_rounds"] = self.run.rounds
         return validated(method.config, given, where)
 
+    @property
+    def wants_rate(self) -> bool:
+        """Whether a range test must find the rate of a method before round 1."""
+        given = [self.methods.get(name, {}) for name in self.run.methods]
+        return self.training.rate_test == "wanted" and any("lr" not in own for own in given)
+
+    def at_rate(self, lr: float) -> Config:
+        """The same run with the `training.lr` that a range test found."""
+        return self.model_copy(update={"training": self.training.at_rate(lr)}).resolved()
+
     def advice(self) -> list[str]:
         """Warnings about options that are valid but probably unintended."""
         rounds = self.run.rounds
@@ -177,7 +187,8 @@ class Config(BaseConfig):
         options, own = self.method_config(name), self.methods.get(name, {})
         if options.optimizer_state == "average":
             self._refuse_averages(name)
-        common = set(LocalTraining.model_fields) - {"lr", "local_epochs"} - set(own)
+        spelt = {"local_epochs"} if self.training.rate_test == "wanted" else {"lr", "local_epochs"}
+        common = set(LocalTraining.model_fields) - spelt - set(own)
         return options.model_dump(exclude_none=True, exclude=common)  # TOML has no null
 
     def _refuse_averages(self, name: str) -> None:

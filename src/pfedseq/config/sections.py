@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -127,6 +127,12 @@ class ModelConfig(BaseConfig):
 class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
     """[training]: local training; [methods.NAME] overrides it for one method."""
 
+    rate_test: Literal["off", "wanted", "done"] = Field(
+        "off",
+        description="set by lr = 'auto': before round 1 a range test finds `lr`, and the heads' "
+        "rate keeps its ratio to it; done: `lr` was found so",
+    )
+
     head_lr: float | None = Field(
         2.0,
         gt=0,
@@ -153,6 +159,19 @@ class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
         description="number of training examples that a client samples for a round, for short "
         "rounds on large data sets; default and paper: all",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lr_to_be_found(cls, given: Any) -> Any:
+        """With lr = 'auto', the test starts at the optimizer's default."""
+        if not isinstance(given, dict) or given.get("lr") != "auto":
+            return given
+        return {key: value for key, value in given.items() if key != "lr"} | {"rate_test": "wanted"}
+
+    def at_rate(self, lr: float) -> Self:
+        """The same training with the `lr` that was found; the heads' rate keeps its ratio to it."""
+        head_lr = None if self.head_lr is None else lr * self.head_ratio
+        return self.model_copy(update={"lr": lr, "head_lr": head_lr, "rate_test": "done"})
 
 
 class EngineConfig(BaseConfig):

@@ -84,9 +84,16 @@ class RunFolder:
         filled = asked.model_copy(
             update={"mean": asked.mean or used.mean, "std": asked.std or used.std}
         )
-        sized = wanted.sized_as(saved.data)
+        sized = self.rated(wanted).sized_as(saved.data)
         now = config_values(sized.model_copy(update={"model": filled}))
         return difference(config_values(saved), now)
+
+    def rated(self, wanted: Config) -> Config:
+        """`wanted` with the rate that a range test found for the run in this folder, if any."""
+        if not (wanted.wants_rate and self.config.exists()):
+            return wanted
+        then = load_config(self.config).training
+        return wanted.at_rate(then.lr) if then.rate_test == "done" else wanted
 
     @property
     def finished(self) -> bool:

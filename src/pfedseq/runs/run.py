@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from pfedseq.runs.ending import assess, choose, enough
 from pfedseq.runs.folder import RunFolder, client_folders
 from pfedseq.runs.identity import MadeWith
 from pfedseq.runs.interrupt import Interruption, finishing_the_round
+from pfedseq.runs.rate import with_rate
 from pfedseq.runs.records import RoundRecord, RunSummary, summarise_round
 from pfedseq.runs.world import World
 
@@ -61,14 +63,18 @@ def run(
             raise InputError(f"{out} already holds a run, which is finished; choose another --out")
         folder.check_options(config)
         tell(f"{out} holds an unfinished run of this config; continuing it")
+        config = folder.rated(config)
     else:
         RunFolder.check_vacant(folder.path)
     world = World.build(config, data)
     for note in world.notes:
         tell(note)
     if not begun:
+        config = with_rate(world, config, tell)
         RunFolder.create(folder.path, dump_config(world.written_out(config)))
-    return run_methods(world, folder, listener, tell)
+    return run_methods(
+        replace(world, config=config.sized_as(world.config.data)), folder, listener, tell
+    )
 
 
 def resume(

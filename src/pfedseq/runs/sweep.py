@@ -17,6 +17,7 @@ from pfedseq.data.record import DataRecord, data_record, difference
 from pfedseq.errors import InputError
 from pfedseq.files import claim
 from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.rate import with_rate
 from pfedseq.runs.records import RunSummary
 from pfedseq.runs.run import Listener, Tell, run_methods, tell_nobody
 from pfedseq.runs.world import World
@@ -86,8 +87,9 @@ def sweep(
                         tell(note)
                 try:
                     listener = announce(entry)
-                    RunFolder.create(folder.path, dump_config(world.written_out(entry.config)))
-                    run_methods(replace(world, config=entry.config), folder, listener, tell)
+                    config = with_rate(world, folder.rated(entry.config), tell)
+                    RunFolder.create(folder.path, dump_config(world.written_out(config)))
+                    run_methods(replace(world, config=config), folder, listener, tell)
                 except InputError as problem:
                     if failed is None:
                         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -49,6 +49,8 @@ class World:
     """Messages about the data and the backbone."""
     copies: tuple[Copy, ...] = ()
     """Copies on further devices."""
+    rates: dict[str, float] = field(default_factory=dict, compare=False)
+    """The rates that range tests found, by the [training] section."""
 
     @classmethod
     def build(cls, config: Config, given: Given | None = None) -> World:
@@ -208,6 +210,6 @@ def fill_tokens(config: Config, report: Report) -> int:
 def _world_of(config: Config) -> Config:
     """The config without options that do not affect the world: methods, rounds, local training."""
     run = RunConfig(seed=config.run.seed, measures=config.run.each_evaluation)
-    by_method = set(LocalTraining.model_fields)
+    by_method = {*LocalTraining.model_fields, "rate_test"}
     training = TrainingConfig(**config.training.model_dump(exclude=by_method))
     return config.model_copy(update={"run": run, "training": training, "methods": {}})

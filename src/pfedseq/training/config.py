@@ -36,7 +36,8 @@ class LocalTraining(BaseConfig):
     lr: float = Field(
         2.0,
         gt=0,
-        description="η, learning rate of the adapters; paper: 0.005, Omniglot 0.05, both `plain`",
+        description="η, learning rate of the adapters; `auto`, in [training]: found by a short "
+        "test on training data before round 1; paper: 0.005, Omniglot 0.05, both `plain`",
     )
     head_lr: float | None = Field(
         None,

@@ -1,0 +1,89 @@
+"""A rate without a search: with `training.lr = "auto"` a range test finds it before round 1.
+
+Some of the clients train the initial model alone, each for a few steps on its own training data, at
+one rate after the other; the rate after which their mean training loss is lowest is taken. The test
+depends on the data, the model and [training] only, so all methods of a comparison get the same
+rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf, isfinite
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import torch
+
+from pfedseq.config import Config, TrainingConfig
+from pfedseq.federation import Site
+from pfedseq.training.optimizer import LocalOptimizer
+
+if TYPE_CHECKING:
+    from pfedseq.runs.world import World
+
+STEPS = 32
+"""Local steps at each rate."""
+MOST_CLIENTS = 8
+"""Clients that take part, the first ones."""
+MOST_EXAMPLES = 64
+"""Training examples of a client on which the loss is measured."""
+FACTOR = 2.0
+"""Between two rates."""
+MOST_RATES = 12
+
+
+def with_rate(world: World, config: Config, tell: Callable[[str], None]) -> Config:
+    """The config with the rate that a range test finds, if it wants one; the result is told."""
+    if not config.wants_rate:
+        return config
+    key = config.training.model_dump_json()
+    if key not in world.rates:
+        sites = world.sites[:MOST_CLIENTS]
+        training = config.training
+        tried = range_test(lambda lr: loss_after(sites, training.at_rate(lr)), training.lr)
+        world.rates[key] = best = min(tried, key=lambda lr: (tried[lr], lr))
+        listed = ", ".join(f"{lr:g}: {loss:.3g}" for lr, loss in sorted(tried.items()))
+        tell(
+            f"training.lr = auto: {best:g} has the lowest mean training loss after {STEPS} steps "
+            f"({listed})"
+        )
+    return config.at_rate(world.rates[key])
+
+
+def range_test(loss_at: Callable[[float], float], start: float) -> dict[float, float]:
+    """Losses by rate: up from `start` while they fall, else down while they fall."""
+    tried = {start: loss_at(start)}
+    for factor in (FACTOR, 1 / FACTOR):
+        if min(tried, key=lambda rate: (tried[rate], rate)) != start:
+            break
+        lr = start
+        while len(tried) < MOST_RATES:
+            before, lr = tried[lr], lr * factor
+            tried[lr] = loss_at(lr)
+            if tried[lr] >= before and isfinite(before):
+                break
+            if factor > 1 and not isfinite(before):
+                break  # higher rates diverge, too
+    return tried
+
+
+def loss_after(sites: Sequence[Site], training: TrainingConfig) -> float:
+    """Mean training loss over clients after each trained the initial model for some steps."""
+    constant = training.model_copy(update={"schedule": "constant", "schedule_warmup": 0})
+    losses = [_loss_after(site, constant) for site in sites if site.task(1, "rate").num_examples]
+    mean = fmean(losses)
+    return mean if isfinite(mean) else inf
+
+
+def _loss_after(site: Site, training: TrainingConfig) -> float:
+    task = site.task(1, "rate")
+    phi, optimizer, left = task.initial, LocalOptimizer(training, units=task.units), STEPS
+    while left:
+        for batch in task.batches(1):
+            phi = optimizer.step(phi, task.grad(phi, batch))
+            left -= 1
+            if not left:
+                break
+    examples = torch.cat(list(task.batches(1)))[:MOST_EXAMPLES]
+    return task.loss(phi, examples)

@@ -1,0 +1,140 @@
+"""`training.lr = "auto"`: a range test before round 1 finds the rate."""
+
+from math import inf
+
+import pytest
+import torch
+
+from pfedseq.config import load_config, make_config
+from pfedseq.deployment.server import serve
+from pfedseq.errors import InputError
+from pfedseq.params import Params
+from pfedseq.runs.folder import RunFolder
+from pfedseq.runs.rate import MOST_RATES, STEPS, loss_after, range_test
+from pfedseq.runs.run import run
+from pfedseq.runs.sweep import methods_by_seeds, sweep
+from tests.toys import QuadraticTask
+
+SMALL = {
+    "run": {"rounds": 2, "methods": ["local", "fedavg"]},
+    "data": {"name": "digits", "num_clients": 2, "image_size": 32, "max_images_per_client": 30},
+    "training": {"lr": "auto"},
+}
+
+
+def scores_of(path):
+    return {name: one.scores for name, one in RunFolder(path).read_summary().methods.items()}
+
+
+class Site:
+    """The site of a quadratic client, whose task is the same in every round."""
+
+    def __init__(self, task):
+        self.made = task
+
+    def task(self, t, step):
+        return self.made
+
+
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [
+        (2.0, [0.5, 1.0, 2.0, 4.0]),  # from 1 up, as long as it helps
+        (1.0, [0.5, 1.0, 2.0]),
+        (0.25, [0.125, 0.25, 0.5, 1.0, 2.0]),
+    ],
+)
+def test_the_lowest_loss_is_looked_for_in_steps_of_two(best, tried):
+    found = range_test(lambda lr: abs(torch.tensor(lr / best).log2().item()), 1.0)
+    expected = [rate for rate in tried if best != 2.0 or rate != 0.5]
+    assert sorted(found) == expected
+    assert min(found, key=found.get) == best
+
+
+def test_rates_that_diverge_are_left_downwards():
+    found = range_test(lambda lr: inf if lr > 0.1 else 1 / lr, 1.0)
+    assert min(found, key=found.get) == 0.0625
+    assert max(found) == 2.0, "one try upwards"
+    assert len(range_test(lambda lr: inf, 1.0)) == MOST_RATES
+    assert len(range_test(lambda lr: -lr, 1.0)) == MOST_RATES
+
+
+def test_the_loss_is_that_after_as_many_steps_of_plain_descent():
+    """½ ‖φ − c‖² shrinks by (1 − η)² a step; adapter and head at rates of their own."""
+    center = Params(torch.full((1, 4), 2.0), torch.full((3,), 1.0))
+    training = make_config({"training": {"lr": 0.02, "head_lr": 0.01, "max_step": 0}}).training
+    expected = 0.5 * (16 * 0.98 ** (2 * STEPS) + 3 * 0.99 ** (2 * STEPS))
+    for num_batches in (1, 5, 50):
+        site = Site(QuadraticTask(center, 7, num_batches))
+        assert loss_after([site, site], training) == pytest.approx(expected, rel=1e-4)
+    warm = training.model_copy(update={"schedule_warmup": 5})
+    assert loss_after([site], warm) == pytest.approx(expected, rel=1e-4), "at the full rate"
+    assert loss_after([site], training.at_rate(1e30)) == inf
+
+
+def test_a_run_finds_its_rate_says_and_records_it_and_continues_with_it(tmp_path):
+    config = make_config(SMALL)
+    assert config.training.rate_test == "wanted"
+    said = []
+    run(config, tmp_path / "run", tell=said.append)
+    (sentence,) = [s for s in said if s.startswith("training.lr")]
+    written = load_config(tmp_path / "run" / "config.toml")
+    found = written.training.lr
+    assert sentence.startswith(f"training.lr = auto: {found:g} has the lowest mean training loss")
+    assert written.training.rate_test == "done"
+    assert written.training.head_ratio == pytest.approx(config.training.head_ratio)
+    assert {written.method_config(name).lr for name in ("local", "fedavg")} == {found}
+    # The same numbers as with that rate given, and nothing is tested again.
+    given = make_config(SMALL, [f"training.lr={found}", f"training.head_lr={found}"])
+    run(given, tmp_path / "given")
+    assert scores_of(tmp_path / "run") == scores_of(tmp_path / "given")
+
+
+def test_an_interrupted_run_keeps_the_rate_it_found(tmp_path, monkeypatch):
+    config = make_config(SMALL)
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "run", listener=stop)
+    monkeypatch.setattr("pfedseq.runs.rate.range_test", lambda *_: pytest.fail("tested again"))
+    run(config, tmp_path / "run")
+    other = make_config(SMALL, ["run.rounds=3"])
+    with pytest.raises(InputError, match=r"other options"):
+        run(other, tmp_path / "run")
+
+
+def test_methods_of_a_sweep_share_one_test(tmp_path):
+    said = []
+    entries = methods_by_seeds(make_config(SMALL), ["local", "fedavg"], [0])
+    sweep(entries, tmp_path, tell=said.append)
+    assert len([s for s in said if s.startswith("training.lr")]) == 1
+    rates = {load_config(tmp_path / e.label / "config.toml").training.lr for e in entries}
+    assert len(rates) == 1
+    sweep(entries, tmp_path)  # finished runs are those that were asked for
+
+
+def test_a_method_with_a_rate_of_its_own_needs_no_test(tmp_path):
+    config = make_config(SMALL, ["run.methods=['local']", "methods.local.lr=0.5"])
+    said = []
+    run(config, tmp_path / "run", tell=said.append)
+    assert not [s for s in said if s.startswith("training.lr")]
+
+
+def test_adamws_rates_start_at_its_own_default():
+    config = make_config({**SMALL, "training": {"lr": "auto", "optimizer": "adamw"}})
+    assert (config.training.lr, config.training.rate_test) == (2e-3, "wanted")
+
+
+def test_only_the_training_section_can_be_automatic():
+    with pytest.raises(InputError, match=r"methods.local.lr"):
+        make_config(SMALL, ["methods.local.lr=auto"])
+    with pytest.raises(InputError, match=r"training.lr = 'fast'"):
+        make_config(SMALL, ["training.lr=fast"])
+
+
+def test_a_federation_refuses_it(tmp_path):
+    (tmp_path / "config.toml").write_text('[training]\nlr = "auto"\n')
+    with pytest.raises(InputError, match="set a number"):
+        serve(None, tmp_path / "out", tmp_path / "config.toml", lambda _: None)
