@@ -5,7 +5,8 @@
     python benchmarks/defaults.py … --only "digits, demo ViT" --seeds 100 --split validation
 
 Every scenario has a [data] section, a backbone and a number of rounds, and no other option. Each is
-run with Local, FedAvg, FedRep, pFedSeq with a learner that is never trained (`frozen`) and pFedSeq.
+run with Local, FedAvg, FedRep, pFedSeq's mean adapter alone (`frozen`: a learner that is never
+trained, and no groups) and pFedSeq.
 Every finished run is a line of `--out`; what is there already is not run again. Printed is the
 client mean of the accuracy in %, mean over seeds, and the lowest validation accuracy that pFedSeq
 has below `frozen` from round W + 5 on: how far it ever falls.
@@ -31,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "local": {},
     "fedavg": {},
     "fedrep": {},
-    "frozen": {"ablation": "frozen"},
+    "frozen": {"ablation": "frozen", "group_cosine": 0},
     "pfedseq": {},
 }
 ATTENTION, MLP = ("query", "value"), ("mlp_in", "mlp_out")

@@ -3,8 +3,8 @@
     python benchmarks/stability.py --out stability.jsonl
     python benchmarks/stability.py --only "demo;turned digits" --seeds 0,1,2 --rates 1,2 --out …
 
-Every case is run with pFedSeq and with a learner that is never trained (`frozen`), at the config's
-rates and at twice those, heads included, and evaluated every second round (lab presets: every
+Every case is run with pFedSeq and with its mean adapter alone (`frozen`: a learner that is never
+trained, and no groups), at the config's rates and at twice those, heads included, and evaluated every second round (lab presets: every
 fifth). Every finished run is a line of `--out`; what is there already is not run again. Printed is,
 for each case and rate, the largest number of points that pFedSeq is below `frozen` on test data at
 any evaluation from round W + 5 on, with its seed and round, and how far both get. Nothing is chosen
@@ -62,6 +62,7 @@ def run_one(case: str, rate: float, seed: int, ablation: str, places: Any) -> di
         "run.seed": seed,
         "run.evaluate_every": 2 if preset == "demo" else 5,
         "methods.pfedseq.ablation": ablation,
+        **({"methods.pfedseq.group_cosine": 0} if ablation == "frozen" else {}),
         "methods.pfedseq.lr": rate * section.lr,
         "methods.pfedseq.head_lr": rate * section.lr * section.head_ratio,
     }

@@ -156,8 +156,21 @@ def test_classes_that_are_trained_but_not_tested():
 
 
 def test_every_finding_is_listed_and_comes_back_from_json():
-    assert len(FINDINGS) == len(set(FINDINGS)) == 8
+    assert len(FINDINGS) == len(set(FINDINGS)) == 9
     for finding in (Finding("x", "y"), Finding("x", "y", ("a",), ("north",))):
         assert Finding.from_json(finding.to_json()) == finding
     with pytest.raises(KeyError):
         Finding.from_json({"code": "x"})
+
+
+def test_groups_that_share_a_mean_are_named():
+    def told(labels, method="pfedseq"):
+        last = replace(rounds(1.0, method=method)[0], server={"group": labels})
+        return look(sound(records={method: [last]}, names=("n", "s", "e", "w"), options={}))
+
+    (found,) = told([0.0, 1.0, 0.0, 1.0])
+    assert (found.code, found.methods) == ("groups_found", ("pfedseq",))
+    assert found.sentence.endswith("gave each group a mean of its own: n, e; s, w")
+    assert told([0.0, 1.0, 2.0, 1.0])[0].sentence.endswith("mean of its own: s, w")
+    assert not told([])
+    assert not told([0.0, 0.0]), "clients have left: places are no numbers any more"
