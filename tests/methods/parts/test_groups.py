@@ -1,5 +1,7 @@
 """Clients that are drawn the same way share a mean adapter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -85,9 +87,13 @@ def test_a_long_warm_up_is_watched_to_its_end():
     torch.testing.assert_close(groups.headings[0], torch.tensor([[2.0, 0.0]]))
 
 
-@pytest.mark.parametrize(("least", "clients"), [(0.0, 4), (0.3, MOST_CLIENTS + 1)])
-def test_nothing_is_kept_where_there_are_no_groups(least, clients):
-    groups = Groups(GroupingConfig(group_cosine=least), setup([1] * clients))
+@pytest.mark.parametrize(
+    ("least", "clients", "aggregation"),
+    [(0.0, 4, "mean"), (0.3, MOST_CLIENTS + 1, "mean"), (0.3, 4, "median")],
+)
+def test_nothing_is_kept_where_there_are_no_groups(least, clients, aggregation):
+    where = replace(setup([1] * clients), aggregation=aggregation)
+    groups = Groups(GroupingConfig(group_cosine=least), where)
     mean = torch.ones(1, 2)
     groups.take(9, torch.ones(clients, 1, 2), mean, torch.ones(clients), torch.ones(clients))
     assert groups.around(mean) is mean

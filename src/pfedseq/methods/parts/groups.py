@@ -46,7 +46,11 @@ class Groups:
 
     def __init__(self, config: GroupingConfig, setup: Setup, warmup: int = 0) -> None:
         self.least, self.watched = config.group_cosine, max(WATCHED, warmup)
-        self.active = self.least > 0 and setup.num_clients <= MOST_CLIENTS
+        self.active = (
+            self.least > 0
+            and setup.num_clients <= MOST_CLIENTS
+            and setup.aggregation == "mean"  # one bad client could lead a group of two astray
+        )
         nothing = setup.initial.adapter.new_zeros(setup.num_clients, *setup.initial.adapter.shape)
         self.headings = nothing if self.active else nothing[:0]  # Σ_t d_i / ‖d_i‖ (N, K, D)
         self.offsets = self.headings  # of the groups' means from the mean adapter (N, K, D)
