@@ -1,5 +1,6 @@
 """`training.lr = "auto"`: a range test before round 1 finds the rate."""
 
+import math
 from math import inf
 
 import pytest
@@ -10,7 +11,7 @@ from pfedseq.deployment.server import serve
 from pfedseq.errors import InputError
 from pfedseq.params import Params
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.rate import MOST_RATES, STEPS, loss_after, range_test
+from pfedseq.runs.rate import MOST_RATES, STEPS, best_rate, loss_after, range_test
 from pfedseq.runs.run import run
 from pfedseq.runs.sweep import methods_by_seeds, sweep
 from tests.toys import QuadraticTask
@@ -39,24 +40,29 @@ class Site:
 @pytest.mark.parametrize(
     ("best", "tried"),
     [
-        (2.0, [0.5, 1.0, 2.0, 4.0]),  # from 1 up, as long as it helps
+        (4.0, [1.0, 2.0, 4.0, 8.0]),  # from 1 up, as long as it helps
         (1.0, [0.5, 1.0, 2.0]),
         (0.25, [0.125, 0.25, 0.5, 1.0, 2.0]),
     ],
 )
 def test_the_lowest_loss_is_looked_for_in_steps_of_two(best, tried):
-    found = range_test(lambda lr: abs(torch.tensor(lr / best).log2().item()), 1.0)
-    expected = [rate for rate in tried if best != 2.0 or rate != 0.5]
-    assert sorted(found) == expected
-    assert min(found, key=found.get) == best
+    found = range_test(lambda lr: abs(math.log2(lr / best)), 1.0, untrained=10.0)
+    assert sorted(found) == tried
+    assert best_rate(found) == best
 
 
-def test_rates_that_diverge_are_left_downwards():
-    found = range_test(lambda lr: inf if lr > 0.1 else 1 / lr, 1.0)
-    assert min(found, key=found.get) == 0.0625
-    assert max(found) == 2.0, "one try upwards"
-    assert len(range_test(lambda lr: inf, 1.0)) == MOST_RATES
-    assert len(range_test(lambda lr: -lr, 1.0)) == MOST_RATES
+def test_a_rate_that_is_far_too_high_is_left_downwards():
+    """From 16 the losses fall upwards too, but all are above the untrained model's."""
+    losses = {16.0: 30.0, 8.0: 40.0, 4.0: inf, 2.0: 5.0, 1.0: 1.0, 0.5: 0.5, 0.25: 0.7}
+    found = range_test(losses.__getitem__, 16.0, untrained=2.0)
+    assert found == losses
+    assert best_rate(found) == 0.5
+
+
+def test_the_search_ends():
+    assert len(range_test(lambda lr: inf, 1.0, 2.0)) == MOST_RATES
+    assert len(range_test(lambda lr: -lr, 1.0, 2.0)) == MOST_RATES
+    assert best_rate({1.0: 0.5, 0.5: 0.5}) == 0.5
 
 
 def test_the_loss_is_that_after_as_many_steps_of_plain_descent():
@@ -70,6 +76,7 @@ def test_the_loss_is_that_after_as_many_steps_of_plain_descent():
     warm = training.model_copy(update={"schedule_warmup": 5})
     assert loss_after([site], warm) == pytest.approx(expected, rel=1e-4), "at the full rate"
     assert loss_after([site], training.at_rate(1e30)) == inf
+    assert loss_after([site], training, steps=0) == pytest.approx(0.5 * (16 + 3))
 
 
 def test_a_run_finds_its_rate_says_and_records_it_and_continues_with_it(tmp_path):

@@ -8,7 +8,7 @@ rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pfedseq.config import Config, TrainingConfig
-from pfedseq.federation import Site
+from pfedseq.federation import Site, Task
 from pfedseq.training.optimizer import LocalOptimizer
 
 if TYPE_CHECKING:
@@ -41,8 +41,11 @@ def with_rate(world: World, config: Config, tell: Callable[[str], None]) -> Conf
     if key not in world.rates:
         sites = world.sites[:MOST_CLIENTS]
         training = config.training
-        tried = range_test(lambda lr: loss_after(sites, training.at_rate(lr)), training.lr)
-        world.rates[key] = best = min(tried, key=lambda lr: (tried[lr], lr))
+        untrained = loss_after(sites, training, steps=0)
+        tried = range_test(
+            lambda lr: loss_after(sites, training.at_rate(lr)), training.lr, untrained
+        )
+        world.rates[key] = best = best_rate(tried)
         listed = ", ".join(f"{lr:g}: {loss:.3g}" for lr, loss in sorted(tried.items()))
         tell(
             f"training.lr = auto: {best:g} has the lowest mean training loss after {STEPS} steps "
@@ -51,34 +54,42 @@ def with_rate(world: World, config: Config, tell: Callable[[str], None]) -> Conf
     return config.at_rate(world.rates[key])
 
 
-def range_test(loss_at: Callable[[float], float], start: float) -> dict[float, float]:
-    """Losses by rate: up from `start` while they fall, else down while they fall."""
+def range_test(
+    loss_at: Callable[[float], float], start: float, untrained: float
+) -> dict[float, float]:
+    """Losses by rate: up from `start` while they fall, else down while they fall.
+
+    A rate that leaves a loss of at least `untrained` is too high, even if higher ones leave less.
+    """
     tried = {start: loss_at(start)}
-    for factor in (FACTOR, 1 / FACTOR):
-        if min(tried, key=lambda rate: (tried[rate], rate)) != start:
+    while len(tried) < MOST_RATES and best_rate(tried) == (top := max(tried)):
+        if tried[top] >= untrained:
             break
-        lr = start
-        while len(tried) < MOST_RATES:
-            before, lr = tried[lr], lr * factor
-            tried[lr] = loss_at(lr)
-            if tried[lr] >= before and isfinite(before):
-                break
-            if factor > 1 and not isfinite(before):
-                break  # higher rates diverge, too
+        tried[top * FACTOR] = loss_at(top * FACTOR)
+    while len(tried) < MOST_RATES:
+        bottom = min(tried)
+        if best_rate(tried) != bottom and tried[bottom] < untrained:
+            break
+        tried[bottom / FACTOR] = loss_at(bottom / FACTOR)
     return tried
 
 
-def loss_after(sites: Sequence[Site], training: TrainingConfig) -> float:
+def best_rate(tried: Mapping[float, float]) -> float:
+    """The rate with the lowest loss; of equal ones the lowest."""
+    return min(tried, key=lambda lr: (tried[lr], lr))
+
+
+def loss_after(sites: Sequence[Site], training: TrainingConfig, steps: int = STEPS) -> float:
     """Mean training loss over clients after each trained the initial model for some steps."""
     constant = training.model_copy(update={"schedule": "constant", "schedule_warmup": 0})
-    losses = [_loss_after(site, constant) for site in sites if site.task(1, "rate").num_examples]
+    tasks = [site.task(1, "rate") for site in sites]
+    losses = [_loss_after(task, constant, steps) for task in tasks if task.num_examples]
     mean = fmean(losses)
     return mean if isfinite(mean) else inf
 
 
-def _loss_after(site: Site, training: TrainingConfig) -> float:
-    task = site.task(1, "rate")
-    phi, optimizer, left = task.initial, LocalOptimizer(training, units=task.units), STEPS
+def _loss_after(task: Task, training: TrainingConfig, left: int) -> float:
+    phi, optimizer = task.initial, LocalOptimizer(training, units=task.units)
     while left:
         for batch in task.batches(1):
             phi = optimizer.step(phi, task.grad(phi, batch))
