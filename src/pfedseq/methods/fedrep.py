@@ -45,7 +45,8 @@ class FedRepServer(OwnHeadServer):
         """Average the adapters."""
         adapters, present = self.setup.stack(replies, "adapter")
         mean = self.setup.aggregate(adapters, present)
-        self.groups.take(t, adapters, mean, present, self.setup.weights(present))
+        weights = self.setup.weights(present)
+        self.groups.take(t, adapters, self.adapter, mean, present, weights)
         self.adapter = self.steps["adapter"](self.adapter, mean)
         self.take_heads(replies)
 

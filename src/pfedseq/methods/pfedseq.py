@@ -123,7 +123,8 @@ class PFedSeqServer(OwnHeadServer):
         self.history.append(seen, present)
         updated = self.adapters + deltas  # θ̃_i
         mean = self.setup.aggregate(updated, present)  # Eq. (1)
-        self.groups.take(t, updated, mean, present, self.setup.weights(present))
+        weights = self.setup.weights(present)
+        self.groups.take(t, updated, self.shared, mean, present, weights)
         self.shared = self.steps["shared"](self.shared, mean)
         self.adapters = self.shared.expand_as(deltas)  # t ≤ W
         calibrations = torch.zeros_like(self.shared).expand_as(deltas)

@@ -55,35 +55,63 @@ def test_a_group_moves_to_the_weighted_mean_of_its_members():
     updated = headings((8.0, 1.0), (4.0, 1.0), (-1.0, 3.0), (-3.0, -3.0))
     mean = torch.tensor([[1.0, 1.0]])
     for t in range(1, WATCHED + 1):
-        groups.take(t, updated, mean, everyone, sizes)
+        groups.take(t, updated, mean, mean, everyone, sizes)
         assert torch.equal(groups.around(mean), mean.expand(4, 1, 2))
     torch.testing.assert_close(groups.headings[0], torch.tensor([[8.0, 0.0]]))  # eight of length 1
-    groups.take(WATCHED + 1, updated, mean, everyone, sizes)
+    groups.take(WATCHED + 1, updated, mean, mean, everyone, sizes)
     expected = headings((5.0, 1.0), (5.0, 1.0), (1.0, 1.0), (1.0, 1.0))
     torch.testing.assert_close(groups.around(mean), expected)
     torch.testing.assert_close(groups.of(1, mean), expected[1])
     assert groups.labels == [0, 0, 2, 3]
-    # Client 0 alone answers, with 9; then nobody of the group does, and it keeps its offset of 8.
+    # Client 0 alone answers, with 9; then nobody of the group does, and it stays there, although
+    # the mean adapter goes to the others.
     updated[0, 0, 0] = 9.0
     present = torch.tensor([True, False, True, True])
-    for who in (present, torch.tensor([False, False, True, True])):
-        groups.take(WATCHED + 2, updated, mean, who, sizes * who)
-        torch.testing.assert_close(groups.around(mean)[:2], headings((9.0, 1.0), (9.0, 1.0)))
+    groups.take(WATCHED + 2, updated, mean, mean, present, sizes * present)
+    torch.testing.assert_close(groups.around(mean)[:2], headings((9.0, 1.0), (9.0, 1.0)))
+    present, others = torch.tensor([False, False, True, True]), torch.tensor([[-2.0, 0.0]])
+    groups.take(WATCHED + 3, updated, mean, others, present, sizes * present)
+    expected = headings((9.0, 1.0), (9.0, 1.0), (-2.0, 0.0), (-2.0, 0.0))
+    torch.testing.assert_close(groups.around(others), expected)
 
 
 def test_an_absent_client_is_not_observed():
     groups = Groups(GroupingConfig(group_cosine=0.3), setup())
     present = torch.tensor([True, False, True, True])
-    groups.take(1, headings((3.0, 4.0), (5.0, 5.0), (0.0, 2.0), (1.0, 0.0)), 0.0, present, None)
+    updated, mean = headings((3.0, 4.0), (5.0, 5.0), (0.0, 2.0), (1.0, 0.0)), torch.zeros(1, 2)
+    groups.take(1, updated, mean, mean, present, None)
     expected = headings((0.6, 0.8), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0))
     torch.testing.assert_close(groups.headings, expected)
+
+
+@pytest.mark.parametrize("name", ["pfedseq", "fedrep"])
+def test_a_group_that_is_absent_stays_where_it_was(name):
+    """Groups at ±4; when only the right one answers, the left one does not move towards it."""
+    method = METHODS[name]
+    options = {"ablation": "frozen", "warmup_rounds": 2} if name == "pfedseq" else {}
+    server = method.server(method.config(group_cosine=0.3, **options), setup((1, 1, 1, 1)))
+    ends = headings((-4.0, 1.0), (-4.0, -1.0), (4.0, 1.0), (4.0, -1.0))
+
+    def play(t, who):
+        starts = [server.payload(i)["adapter"] for i in range(4)]
+        sent = {i: {"adapter": ends[i], "delta": ends[i] - starts[i]} for i in who}
+        server.update(t, {i: Reply(tensors) for i, tensors in sent.items()})
+        return torch.stack([server.payload(i)["adapter"] for i in range(4)])
+
+    for t in range(1, WATCHED + 2):
+        adapters = play(t, range(4))
+    expected = headings((-4.0, 0.0), (-4.0, 0.0), (4.0, 0.0), (4.0, 0.0))
+    torch.testing.assert_close(adapters, expected)
+    for t in (WATCHED + 2, WATCHED + 3):
+        torch.testing.assert_close(play(t, (2, 3)), expected)
 
 
 def test_a_long_warm_up_is_watched_to_its_end():
     groups = Groups(GroupingConfig(group_cosine=0.3), setup(), warmup=30)
     updated = headings((8.0, 1.0), (4.0, 1.0), (-1.0, 3.0), (-3.0, -3.0))
+    mean = torch.ones(1, 2)
     for t in (1, 30):
-        groups.take(t, updated, torch.ones(1, 2), torch.ones(4, dtype=torch.bool), None)
+        groups.take(t, updated, mean, mean, torch.ones(4, dtype=torch.bool), None)
     torch.testing.assert_close(groups.headings[0], torch.tensor([[2.0, 0.0]]))
 
 
@@ -95,7 +123,8 @@ def test_nothing_is_kept_where_there_are_no_groups(least, clients, aggregation):
     where = replace(setup([1] * clients), aggregation=aggregation)
     groups = Groups(GroupingConfig(group_cosine=least), where)
     mean = torch.ones(1, 2)
-    groups.take(9, torch.ones(clients, 1, 2), mean, torch.ones(clients), torch.ones(clients))
+    everyone = torch.ones(clients)
+    groups.take(9, torch.ones(clients, 1, 2), mean, mean, everyone, everyone)
     assert groups.around(mean) is mean
     assert groups.headings.numel() == groups.offsets.numel() == 0
 

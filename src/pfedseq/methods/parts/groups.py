@@ -57,11 +57,20 @@ class Groups:
         self.labels: list[float] = []
         """The smallest place in each client's group; empty where every client is alone."""
 
-    def take(self, t: int, updated: Tensor, mean: Tensor, present: Tensor, sizes: Tensor) -> None:
+    def take(
+        self,
+        t: int,
+        updated: Tensor,
+        shared: Tensor,
+        mean: Tensor,
+        present: Tensor,
+        sizes: Tensor,
+    ) -> None:
         """Take the adapters θ̃_i (N, K, D) that the clients `present` trained in round t.
 
         In the first rounds their directions are added to the headings; later, a group's offset is
-        the mean of its d_i, weighted by `sizes` (N,). A group in which nobody answered keeps its.
+        the mean of its d_i, weighted by `sizes` (N,). The mean goes from `shared` to those who
+        answered: a group in which nobody did stays where it was.
         """
         if not self.active:
             return
@@ -75,7 +84,7 @@ class Groups:
         totals = shares.sum(1)
         means = torch.einsum("ij,jkd->ikd", shares / totals.clamp_min(1e-12)[:, None], deviations)
         grouped, answered = member.sum(1) > 1, totals > 0
-        kept = torch.where(answered[:, None, None], means, self.offsets)
+        kept = torch.where(answered[:, None, None], means, self.offsets + (shared - mean))
         self.offsets = torch.where(grouped[:, None, None], kept, 0.0)
         self.labels = same.double().argmax(1).double().tolist() if grouped.any() else []
 
