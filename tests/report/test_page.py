@@ -179,6 +179,22 @@ def test_who_is_refused_is_not_called_absent(tmp_path):
     assert (run_of["absent"], run_of["refused"]) == ([[6, 1, [2]]], [[6, 1, [0]]])
 
 
+def test_groups_of_clients_are_not_drawn_as_layers(tmp_path):
+    made = fill(tmp_path / "run", 0)
+    lines = [json.loads(line) for line in made.metrics.read_text().splitlines()]
+    for line in lines:
+        group = {"group": [0, 0, 2, 3]} if line["round"] > 3 else {}
+        if line["method"] == "pfedseq":
+            line["server"] = {"delta_rms": [0.1, 0.2]} | group
+        elif group:
+            line["server"] = group
+    made.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (board,) = page_content([tmp_path])["boards"]
+    ours, other = (line["runs"][0]["server"] for line in board["lines"][:2])
+    assert ours == {"rounds": [1, 2, 3, 4, 5, 6], "sizes": {"delta_rms": [[0.1, 0.2]] * 6}}
+    assert other is None
+
+
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(InputError, match="no finished rounds"):
         write_page([tmp_path], tmp_path / "page.html")

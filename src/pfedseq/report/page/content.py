@@ -39,6 +39,8 @@ QUANTITIES = {
     "distance_rms": "distance of the mean adapter from its start",
 }
 """Titles of the quantities that pFedSeq's server records by layer."""
+BY_CLIENT = ("group",)
+"""Quantities that it records by client, and only where there is something to record."""
 MOST_CELLS = 60_000
 """Cells of all heat maps of clients × rounds; beyond that, rounds are thinned out evenly."""
 MOST_NAMED = 8
@@ -272,8 +274,10 @@ def _extras(run: ReportedRun) -> dict[str, Any]:
         except json.JSONDecodeError:
             break  # a last line that a crash cut off
         if values.get("method") == run.method and isinstance(values.get("server"), dict):
-            rounds.append(values["round"])
-            for name, by_layer in values["server"].items():
+            layered = {k: v for k, v in values["server"].items() if k not in BY_CLIENT}
+            if layered:
+                rounds.append(values["round"])
+            for name, by_layer in layered.items():
                 sizes.setdefault(name, []).append(by_layer)
     return {
         "absent": [_who(r.round, r.absent) for r in run.records if r.absent],
