@@ -129,6 +129,16 @@ def test_nothing_is_kept_where_there_are_no_groups(least, clients, aggregation):
     assert groups.headings.numel() == groups.offsets.numel() == 0
 
 
+def test_there_are_no_groups_where_the_learner_emits_the_adapter():
+    config = METHODS["pfedseq"].config(ablation="no_aggregation", warmup_rounds=1)
+    server = METHODS["pfedseq"].server(config, setup())
+    deltas = headings((8.0, 1.0), (4.0, 1.0), (-1.0, 9.0), (-3.0, -9.0))
+    for t in range(1, WATCHED + 2):
+        server.update(t, {i: Reply({"delta": deltas[i]}) for i in range(4)})
+    assert "group" not in server.figures
+    assert server.groups.headings.numel() == 0
+
+
 def test_newcomers_belong_to_no_group_and_the_others_keep_theirs():
     groups = Groups(GroupingConfig(group_cosine=0.3), setup())
     groups.headings = headings((1.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 0.0))

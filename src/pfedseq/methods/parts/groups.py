@@ -44,10 +44,14 @@ class GroupingConfig(AveragingConfig):
 class Groups:
     """Which clients are alike, and how far each client's group is from the mean adapter."""
 
-    def __init__(self, config: GroupingConfig, setup: Setup, warmup: int = 0) -> None:
+    def __init__(
+        self, config: GroupingConfig, setup: Setup, warmup: int = 0, *, used: bool = True
+    ) -> None:
+        """`warmup`: rounds in which all clients start from one adapter; `used`: by the method."""
         self.least, self.watched = config.group_cosine, max(WATCHED, warmup)
         self.active = (
-            self.least > 0
+            used
+            and self.least > 0
             and setup.num_clients <= MOST_CLIENTS
             and setup.aggregation == "mean"  # one bad client could lead a group of two astray
         )
