@@ -90,7 +90,7 @@ class Groups:
         grouped, answered = member.sum(1) > 1, totals > 0
         kept = torch.where(answered[:, None, None], means, self.offsets + (shared - mean))
         self.offsets = torch.where(grouped[:, None, None], kept, 0.0)
-        self.labels = same.double().argmax(1).double().tolist() if grouped.any() else []
+        self.labels = same.cpu().double().argmax(1).double().tolist() if grouped.any() else []
 
     def around(self, shared: Tensor) -> Tensor:
         """The mean adapter plus every client's offset (N, K, D); (K, D) without groups."""
@@ -123,7 +123,7 @@ def alike(headings: Tensor, least: float) -> Tensor:
     from scipy.cluster.hierarchy import fcluster, linkage
 
     num_clients = len(headings)
-    directions = _unit(headings).flatten(1).double().cpu()
+    directions = _unit(headings).flatten(1).cpu().double()  # some devices have no float64
     cosines = directions @ directions.T
     if num_clients < 2:
         return torch.ones_like(cosines, dtype=torch.bool)
