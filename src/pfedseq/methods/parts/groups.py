@@ -55,8 +55,8 @@ class Groups:
             and setup.num_clients <= MOST_CLIENTS
             and setup.aggregation == "mean"  # one bad client could lead a group of two astray
         )
-        nothing = setup.initial.adapter.new_zeros(setup.num_clients, *setup.initial.adapter.shape)
-        self.headings = nothing if self.active else nothing[:0]  # Σ_t d_i / ‖d_i‖ (N, K, D)
+        like, rows = setup.initial.adapter, setup.num_clients if self.active else 0
+        self.headings = like.new_zeros(rows, *like.shape)  # Σ_t d_i / ‖d_i‖ (N, K, D)
         self.offsets = self.headings  # of the groups' means from the mean adapter (N, K, D)
         self.labels: list[float] = []
         """The smallest place in each client's group; empty where every client is alone."""
