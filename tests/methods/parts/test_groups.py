@@ -42,6 +42,11 @@ def test_clusters_are_joined_while_their_mean_cosine_allows_it(least, expected):
     assert torch.equal(same, same.T)
 
 
+def test_equal_directions_are_alike_whatever_their_rounding():
+    rows = torch.rand(8, 1, 50, generator=torch.Generator().manual_seed(0)).repeat(2, 1, 1)
+    assert (alike(rows, 0.999).double().argmax(1) == torch.arange(16) % 8).all()
+
+
 @pytest.mark.parametrize("num_clients", [1, 2])
 def test_there_are_few_clients(num_clients):
     same = alike(headings(*[(1.0, 0.0), (-1.0, 0.0)][:num_clients]), 0.3)

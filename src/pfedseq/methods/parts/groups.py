@@ -128,7 +128,8 @@ def alike(headings: Tensor, least: float) -> Tensor:
     if num_clients < 2:
         return torch.ones_like(cosines, dtype=torch.bool)
     one, other = torch.triu_indices(num_clients, num_clients, offset=1)
-    tree = linkage((1 - cosines[one, other]).numpy(), method="average")
+    distances = (1 - cosines[one, other]).clamp_min(0)  # rounding gives cosines above 1
+    tree = linkage(distances.numpy(), method="average")
     cluster = torch.from_numpy(fcluster(tree, 1 - least, criterion="distance"))
     return (cluster[:, None] == cluster[None, :]).to(headings.device)
 
