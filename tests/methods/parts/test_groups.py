@@ -80,6 +80,32 @@ def test_a_group_moves_to_the_weighted_mean_of_its_members():
     torch.testing.assert_close(groups.around(others), expected)
 
 
+def test_clusters_are_found_once_and_anew_for_other_clients(monkeypatch):
+    asked = []
+
+    def counted(directions, least):
+        asked.append(len(directions))
+        return alike(directions, least)
+
+    monkeypatch.setattr("pfedseq.methods.parts.groups.alike", counted)
+    groups, mean = Groups(GroupingConfig(group_cosine=0.3), setup()), torch.zeros(1, 2)
+    updated = headings((8.0, 1.0), (4.0, 1.0), (-1.0, 3.0), (-2.0, 6.0))
+
+    def take(t):
+        n = len(groups.headings)
+        everyone = torch.ones(n, dtype=torch.bool)
+        groups.take(t, updated[:n], mean, mean, everyone, everyone.float())
+        return groups.labels
+
+    assert take(1) == []
+    assert [take(t) for t in (9, 10)] == [[0, 0, 2, 2]] * 2
+    groups.load_state_dict(groups.state_dict())
+    assert take(11) == [0, 0, 2, 2]
+    groups.reseat([0, 2, 3], 0)
+    assert [take(t) for t in (12, 13)] == [[0, 1, 1]] * 2
+    assert asked == [4, 4, 3]
+
+
 def test_an_absent_client_is_not_observed():
     groups = Groups(GroupingConfig(group_cosine=0.3), setup())
     present = torch.tensor([True, False, True, True])

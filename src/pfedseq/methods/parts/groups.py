@@ -58,6 +58,7 @@ class Groups:
         like, rows = setup.initial.adapter, setup.num_clients if self.active else 0
         self.headings = like.new_zeros(rows, *like.shape)  # Σ_t d_i / ‖d_i‖ (N, K, D)
         self.offsets = self.headings  # of the groups' means from the mean adapter (N, K, D)
+        self._same: Tensor | None = None  # (N, N), of the headings
         self.labels: list[float] = []
         """The smallest place in each client's group; empty where every client is alone."""
 
@@ -81,8 +82,11 @@ class Groups:
         deviations = updated - mean
         if t <= self.watched:
             self.headings = self.headings + _unit(deviations) * present[:, None, None]
+            self._same = None
             return
-        same = alike(self.headings, self.least)
+        if self._same is None:
+            self._same = alike(self.headings, self.least)
+        same = self._same
         member = same.to(deviations.dtype)  # (N, N)
         shares = member * sizes
         totals = shares.sum(1)
@@ -108,6 +112,7 @@ class Groups:
                 torch.cat([x[rows], x.new_zeros(newcomers, *x.shape[1:])])
                 for x in (self.headings, self.offsets)
             )
+            self._same = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """For a checkpoint."""
@@ -116,6 +121,7 @@ class Groups:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore the result of `state_dict`."""
         self.headings, self.offsets = state["headings"], state["offsets"]
+        self._same = None
 
 
 def alike(headings: Tensor, least: float) -> Tensor:
