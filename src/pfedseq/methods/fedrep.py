@@ -49,6 +49,7 @@ class FedRepServer(OwnHeadServer):
         self.groups.take(t, adapters, self.adapter, mean, present, weights)
         self.adapter = self.steps["adapter"](self.adapter, mean)
         self.take_heads(replies)
+        self.figures = self.groups.figures()
 
     def reseat(self, kept: Sequence[int], newcomers: Mapping[int, int]) -> None:
         """Newcomers get the shared θ."""

@@ -188,7 +188,7 @@ class PFedSeqServer(OwnHeadServer):
             "distance_rms": (self.shared - self.setup.initial.adapter).unbind(),
         }
         sizes = {name: [float(_rms(x)) for x in layers] for name, layers in of.items()}
-        return sizes | ({"group": self.groups.labels} if self.groups.labels else {})
+        return sizes | self.groups.figures()
 
 
 def _rms(x: Tensor) -> Tensor:

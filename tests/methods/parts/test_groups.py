@@ -203,6 +203,7 @@ def test_groups_converge_to_the_means_of_their_own_centers(name, options):
         for t in range(1, 61):
             server.run_round(t, clients)
         ends[least] = torch.stack([server.payload(i)["adapter"] for i in range(4)])
+        assert server.figures.get("group") == ([0, 0, 2, 2] if least else None)
     weights = torch.tensor(SIZES, dtype=torch.float)[:, None, None]
     tops = torch.stack([center.adapter for center in centers])
 

@@ -104,6 +104,10 @@ class Groups:
         """The mean adapter of the group of one client (K, D)."""
         return shared + self.offsets[place] if self.active else shared
 
+    def figures(self) -> dict[str, list[float]]:
+        """For the log: each client's group, if there are any."""
+        return {"group": self.labels} if self.labels else {}
+
     def reseat(self, kept: Sequence[int], newcomers: int) -> None:
         """Newcomers belong to no group."""
         if self.active:
