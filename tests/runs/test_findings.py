@@ -164,9 +164,10 @@ def test_every_finding_is_listed_and_comes_back_from_json():
 
 
 def test_groups_that_share_a_mean_are_named():
-    def told(labels, method="pfedseq"):
+    def told(labels, left=(), method="pfedseq"):
         last = replace(rounds(1.0, method=method)[0], server={"group": labels})
-        return look(sound(records={method: [last]}, names=("n", "s", "e", "w"), options={}))
+        records = {method: [replace(last, left=left), last]}
+        return look(sound(records=records, names=("n", "s", "e", "w"), options={}))
 
     (found,) = told([0.0, 1.0, 0.0, 1.0])
     assert (found.code, found.methods) == ("groups_found", ("pfedseq",))
@@ -174,3 +175,4 @@ def test_groups_that_share_a_mean_are_named():
     assert told([0.0, 1.0, 2.0, 1.0])[0].sentence.endswith("mean of its own: s, w")
     assert not told([])
     assert not told([0.0, 0.0]), "clients have left: places are no numbers any more"
+    assert not told([0.0, 1.0, 0.0, 1.0], left=(1,)), "it has come back, to the last place"

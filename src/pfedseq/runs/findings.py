@@ -264,7 +264,9 @@ def groups_found(seen: Seen) -> Iterator[Finding]:
     """Groups of clients that share a mean adapter."""
     for method, records in seen.records.items():
         labels = records[-1].server.get("group", ()) if records else ()
-        if not labels or len(labels) != len(seen.names):  # places are numbers unless clients left
+        # Labels are by place. Places are clients' numbers unless clients have left; one that comes
+        # back has its number again, and another place.
+        if not labels or len(labels) != len(seen.names) or any(r.left for r in records):
             continue
         members = {label: [n for n, one in enumerate(labels) if one == label] for label in labels}
         groups = [some([seen.name(n) for n in found]) for found in members.values() if found[1:]]
