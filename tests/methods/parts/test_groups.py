@@ -10,6 +10,7 @@ from pfedseq.federation import Reply, Setup
 from pfedseq.methods import METHODS
 from pfedseq.methods.parts.groups import MOST_CLIENTS, WATCHED, GroupingConfig, Groups, alike
 from pfedseq.params import Params
+from pfedseq.runs.checkpoint import restore_server, server_state
 from tests.toys import make_setup, quadratic_federation
 
 SIZES = (1, 3, 2, 2)
@@ -168,6 +169,34 @@ def test_there_are_no_groups_where_the_learner_emits_the_adapter():
         server.update(t, {i: Reply({"delta": deltas[i]}) for i in range(4)})
     assert "group" not in server.figures
     assert server.groups.headings.numel() == 0
+
+
+@pytest.mark.parametrize("name", ["pfedseq", "fedrep"])
+@pytest.mark.parametrize("stop", [WATCHED - 2, WATCHED + 2])
+def test_a_resumed_server_has_the_same_groups(name, stop):
+    method = METHODS[name]
+    options = {"warmup_rounds": 2} if name == "pfedseq" else {}
+    config = method.config(group_cosine=0.3, **options)
+    deltas = headings((8.0, 1.0), (4.0, 1.0), (-1.0, 3.0), (-3.0, -3.0))
+
+    def play(server, rounds):
+        for t in rounds:
+            who = range(3) if t == WATCHED + 3 else range(4)
+            adapters = [server.payload(i)["adapter"] + deltas[i] for i in range(4)]
+            sent = {"pfedseq": ("delta", deltas), "fedrep": ("adapter", adapters)}
+            key, tensors = sent[name]
+            server.update(t, {i: Reply({key: tensors[i]}) for i in who})
+        return server
+
+    whole = play(method.server(config, setup()), range(1, WATCHED + 5))
+    half = play(method.server(config, setup()), range(1, stop + 1))
+    rest = method.server(config, setup())
+    restore_server(rest, server_state(half))
+    play(rest, range(stop + 1, WATCHED + 5))
+    assert whole.groups.labels == rest.groups.labels
+    assert whole.groups.labels[:2] == [0, 0]
+    for i in range(4):
+        assert torch.equal(whole.payload(i)["adapter"], rest.payload(i)["adapter"])
 
 
 def test_newcomers_belong_to_no_group_and_the_others_keep_theirs():
