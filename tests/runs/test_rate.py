@@ -129,6 +129,16 @@ def test_a_method_with_a_rate_of_its_own_needs_no_test(tmp_path):
     assert not [s for s in said if s.startswith("training.lr")]
 
 
+def test_a_method_with_an_optimizer_of_its_own_has_its_own_rate():
+    options = ["methods.local.optimizer=adamw", "run.methods=['local', 'fedavg']"]
+    config = make_config(SMALL, options)
+    assert config.wants_rate
+    found = config.at_rate(8.0)
+    rates = [found.method_config(name).lr for name in ("local", "fedavg")]
+    assert rates == [2e-3, 8.0]
+    assert not make_config(SMALL, [*options, "run.methods=['local']"]).wants_rate
+
+
 def test_adamws_rates_start_at_its_own_default():
     config = make_config({**SMALL, "training": {"lr": "auto", "optimizer": "adamw"}})
     assert (config.training.lr, config.training.rate_test) == (2e-3, "wanted")

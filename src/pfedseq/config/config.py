@@ -123,7 +123,9 @@ class Config(BaseConfig):
     def wants_rate(self) -> bool:
         """Whether a range test must find the rate of a method before round 1."""
         given = [self.methods.get(name, {}) for name in self.run.methods]
-        return self.training.rate_test == "wanted" and any("lr" not in own for own in given)
+        common = self.training.optimizer
+        inherited = ("lr" not in own and own.get("optimizer", common) == common for own in given)
+        return self.training.rate_test == "wanted" and any(inherited)
 
     def at_rate(self, lr: float) -> Config:
         """The same run with the `training.lr` that a range test found."""
