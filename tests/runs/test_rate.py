@@ -1,12 +1,13 @@
 """`training.lr = "auto"`: a range test before round 1 finds the rate."""
 
 import math
+import tomllib
 from math import inf
 
 import pytest
 import torch
 
-from pfedseq.config import load_config, make_config
+from pfedseq.config import dump_config, load_config, make_config
 from pfedseq.deployment.server import serve
 from pfedseq.errors import InputError
 from pfedseq.params import Params
@@ -149,6 +150,14 @@ def test_only_the_training_section_can_be_automatic():
         make_config(SMALL, ["methods.local.lr=auto"])
     with pytest.raises(InputError, match=r"training.lr = 'fast'"):
         make_config(SMALL, ["training.lr=fast"])
+
+
+def test_a_guarantee_of_privacy_does_not_cover_it():
+    with pytest.raises(InputError, match=r"training.lr = 'auto' .* without noise"):
+        make_config(SMALL, ["privacy.noise=1.0"])
+    make_config(SMALL, ["privacy.noise=1.0", "run.methods=['local']", "methods.local.lr=0.5"])
+    found = make_config(SMALL).at_rate(0.5)
+    make_config(tomllib.loads(dump_config(found)), ["privacy.noise=1.0"])  # a number by now
 
 
 def test_a_federation_refuses_it(tmp_path):

@@ -103,6 +103,15 @@ class Config(BaseConfig):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _noise_covers_the_rate(self) -> Self:
+        if self.privacy.noise is not None and self.wants_rate:
+            raise ValueError(
+                "training.lr = 'auto' tests rates on training data without noise, which the "
+                "guarantee of privacy.noise does not cover: set a number, or leave the noise out"
+            )
+        return self
+
     def method_config(self, name: str) -> MethodConfig:
         """The options of one method: [training]'s, overridden by [methods.NAME]'s."""
         method = find_method(name)
