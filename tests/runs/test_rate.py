@@ -23,6 +23,8 @@ SMALL = {
     "training": {"lr": "auto"},
 }
 
+ADAMW = {**SMALL, "training": {"lr": "auto", "optimizer": "adamw"}}
+
 
 def scores_of(path):
     return {name: one.scores for name, one in RunFolder(path).read_summary().methods.items()}
@@ -58,6 +60,18 @@ def test_a_rate_that_is_far_too_high_is_left_downwards():
     found = range_test(losses.__getitem__, 16.0, untrained=2.0)
     assert found == losses
     assert best_rate(found) == 0.5
+
+
+def test_no_rate_is_tried_that_would_be_refused():
+    """With AdamW 0.1 is the highest rate, of adapters and of heads."""
+    tried = range_test(lambda lr: -lr, 1.0, 2.0, highest=4.0)
+    assert sorted(tried) == [1.0, 2.0, 4.0]
+    for options, most in [([], 0.1), (["training.head_lr=0.004"], 0.05)]:
+        training = make_config(ADAMW, options).training
+        tried = range_test(lambda lr: -lr, training.lr, 2.0, training.highest_lr)
+        assert most / 2 < max(tried) <= most
+        make_config(tomllib.loads(dump_config(make_config(ADAMW, options).at_rate(max(tried)))))
+    assert make_config(SMALL).training.highest_lr == inf
 
 
 def test_the_search_ends():
@@ -141,7 +155,7 @@ def test_a_method_with_an_optimizer_of_its_own_has_its_own_rate():
 
 
 def test_adamws_rates_start_at_its_own_default():
-    config = make_config({**SMALL, "training": {"lr": "auto", "optimizer": "adamw"}})
+    config = make_config(ADAMW)
     assert (config.training.lr, config.training.rate_test) == (2e-3, "wanted")
 
 

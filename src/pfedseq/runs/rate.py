@@ -43,7 +43,10 @@ def with_rate(world: World, config: Config, tell: Callable[[str], None]) -> Conf
         training = config.training
         untrained = loss_after(sites, training, steps=0)
         tried = range_test(
-            lambda lr: loss_after(sites, training.at_rate(lr)), training.lr, untrained
+            lambda lr: loss_after(sites, training.at_rate(lr)),
+            training.lr,
+            untrained,
+            training.highest_lr,
         )
         world.rates[key] = best = best_rate(tried)
         listed = ", ".join(f"{lr:g}: {loss:.3g}" for lr, loss in sorted(tried.items()))
@@ -55,15 +58,15 @@ def with_rate(world: World, config: Config, tell: Callable[[str], None]) -> Conf
 
 
 def range_test(
-    loss_at: Callable[[float], float], start: float, untrained: float
+    loss_at: Callable[[float], float], start: float, untrained: float, highest: float = inf
 ) -> dict[float, float]:
-    """Losses by rate: up from `start` while they fall, else down while they fall.
+    """Losses by rate: up from `start` to `highest` while they fall, else down while they fall.
 
     A rate that leaves a loss of at least `untrained` is too high, even if higher ones leave less.
     """
     tried = {start: loss_at(start)}
     while len(tried) < MOST_RATES and best_rate(tried) == (top := max(tried)):
-        if tried[top] >= untrained:
+        if tried[top] >= untrained or top * FACTOR > highest:
             break
         tried[top * FACTOR] = loss_at(top * FACTOR)
     while len(tried) < MOST_RATES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -158,6 +159,11 @@ class LocalTraining(BaseConfig):
     def head_ratio(self) -> float:
         """The heads' rate as a multiple of the adapters'."""
         return 1.0 if self.head_lr is None else self.head_lr / self.lr
+
+    @property
+    def highest_lr(self) -> float:
+        """The highest `lr` that is accepted."""
+        return LARGEST_ADAMW_RATE / max(1, self.head_ratio) if self.optimizer == "adamw" else inf
 
     def rates(self, lr: float, units: Units = PLAIN) -> tuple[float, float]:
         """Rates of adapters and heads for a method-specific step with rate `lr`."""
