@@ -12,7 +12,7 @@ from pfedseq.deployment.server import serve
 from pfedseq.errors import InputError
 from pfedseq.params import Params
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.rate import MOST_RATES, STEPS, best_rate, loss_after, range_test
+from pfedseq.runs.rate import MOST_EXAMPLES, MOST_RATES, STEPS, best_rate, loss_after, range_test
 from pfedseq.runs.run import run
 from pfedseq.runs.sweep import methods_by_seeds, sweep
 from tests.toys import QuadraticTask
@@ -92,6 +92,28 @@ def test_the_loss_is_that_after_as_many_steps_of_plain_descent():
     assert loss_after([site], warm) == pytest.approx(expected, rel=1e-4), "at the full rate"
     assert loss_after([site], training.at_rate(1e30)) == inf
     assert loss_after([site], training, steps=0) == pytest.approx(0.5 * (16 + 3))
+
+
+class Uneven(QuadraticTask):
+    """Batches of 30, 30 and 30 examples, of which the later ones are worse."""
+
+    asked = ()
+
+    def batches(self, epochs):
+        for _ in range(epochs):
+            yield from torch.arange(90).split(30)
+
+    def loss(self, phi, batch):
+        self.asked = (*self.asked, len(batch))
+        return float(batch[0])
+
+
+def test_the_loss_is_measured_in_batches_of_as_many_examples_as_are_wanted():
+    """No pass is larger than in training: memory may not suffice for it."""
+    task = Uneven(Params(torch.ones(1, 4), torch.ones(3)), 90)
+    training = make_config(SMALL).training
+    assert loss_after([Site(task)], training, steps=4) == (30 * 0 + 30 * 30 + 4 * 60) / MOST_EXAMPLES
+    assert task.asked == (30, 30, 4)
 
 
 def test_a_run_finds_its_rate_says_and_records_it_and_continues_with_it(tmp_path):

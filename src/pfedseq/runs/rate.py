@@ -13,8 +13,6 @@ from math import inf, isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import torch
-
 from pfedseq.config import Config, TrainingConfig
 from pfedseq.federation import Site, Task
 from pfedseq.training.optimizer import LocalOptimizer
@@ -99,5 +97,11 @@ def _loss_after(task: Task, training: TrainingConfig, left: int) -> float:
             left -= 1
             if not left:
                 break
-    examples = torch.cat(list(task.batches(1)))[:MOST_EXAMPLES]
-    return task.loss(phi, examples)
+    losses, counts, most = [], [], MOST_EXAMPLES
+    for batch in task.batches(1):
+        losses.append(task.loss(phi, batch[:most]))
+        counts.append(len(batch[:most]))
+        most -= counts[-1]
+        if not most:
+            break
+    return fmean(losses, counts)
