@@ -70,11 +70,11 @@ def run(
     for note in world.notes:
         tell(note)
     if not begun:
-        config = with_rate(world, config, tell)
+        if config.wants_rate:
+            config = with_rate(world, config, tell)
+            world = replace(world, config=config.sized_as(world.config.data))
         RunFolder.create(folder.path, dump_config(world.written_out(config)))
-    return run_methods(
-        replace(world, config=config.sized_as(world.config.data)), folder, listener, tell
-    )
+    return run_methods(world, folder, listener, tell)
 
 
 def resume(
