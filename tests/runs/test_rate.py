@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -12,9 +13,10 @@ from pfedseq.deployment.server import serve
 from pfedseq.errors import InputError
 from pfedseq.params import Params
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.rate import MOST_EXAMPLES, MOST_RATES, STEPS, best_rate, loss_after, range_test
+from pfedseq.runs.rate import MOST_EXAMPLES, MOST_RATES, STEPS, best_rate, loss_after, range_test, with_rate
 from pfedseq.runs.run import run
 from pfedseq.runs.sweep import methods_by_seeds, sweep
+from pfedseq.runs.world import World
 from tests.toys import QuadraticTask
 
 SMALL = {
@@ -157,6 +159,25 @@ def test_methods_of_a_sweep_share_one_test(tmp_path):
     rates = {load_config(tmp_path / e.label / "config.toml").training.lr for e in entries}
     assert len(rates) == 1
     sweep(entries, tmp_path)  # finished runs are those that were asked for
+
+
+def test_clients_without_training_examples_take_no_part(monkeypatch):
+    world, asked = World.build(make_config(SMALL)), []
+
+    def loss(sites, training, steps=STEPS):
+        asked.append([site.client for site in sites])
+        return 1.0
+
+    monkeypatch.setattr("pfedseq.runs.rate.loss_after", loss)
+    monkeypatch.setattr("pfedseq.runs.rate.MOST_CLIENTS", 2)
+    site = world.sites[0]
+    empty = replace(site, data=replace(site.data, train=site.data.train[:0]))
+    sites = tuple(replace(site, client=i) for i in range(2, 5))
+    with_rate(replace(world, sites=(empty, *sites)), world.config, lambda _: None)
+    assert {tuple(who) for who in asked} == {(2, 3)}
+    nobody = replace(world, sites=(empty,), rates={})
+    with pytest.raises(InputError, match="no client has any"):
+        with_rate(nobody, world.config, lambda _: None)
 
 
 def test_a_method_with_a_rate_of_its_own_needs_no_test(tmp_path):

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pfedseq.config import Config, TrainingConfig
+from pfedseq.errors import InputError
 from pfedseq.federation import Site, Task
 from pfedseq.training.optimizer import LocalOptimizer
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 STEPS = 32
 """Local steps at each rate."""
 MOST_CLIENTS = 8
-"""Clients that take part, the first ones."""
+"""Clients that take part, the first ones that have training examples."""
 MOST_EXAMPLES = 64
 """Training examples of a client on which the loss is measured."""
 FACTOR = 2.0
@@ -37,7 +38,12 @@ def with_rate(world: World, config: Config, tell: Callable[[str], None]) -> Conf
         return config
     key = config.training.model_dump_json()
     if key not in world.rates:
-        sites = world.sites[:MOST_CLIENTS]
+        sites = [site for site in world.sites if len(site.data.train)][:MOST_CLIENTS]
+        if not sites:
+            raise InputError(
+                "training.lr = 'auto' tests rates on training examples, and no client has any: set "
+                "a number"
+            )
         training = config.training
         untrained = loss_after(sites, training, steps=0)
         tried = range_test(
@@ -84,8 +90,7 @@ def loss_after(sites: Sequence[Site], training: TrainingConfig, steps: int = STE
     """Mean training loss over clients after each trained the initial model for some steps."""
     constant = training.model_copy(update={"schedule": "constant", "schedule_warmup": 0})
     tasks = [site.task(1, "rate") for site in sites]
-    losses = [_loss_after(task, constant, steps) for task in tasks if task.num_examples]
-    mean = fmean(losses)
+    mean = fmean(_loss_after(task, constant, steps) for task in tasks)
     return mean if isfinite(mean) else inf
 
 
