@@ -180,6 +180,24 @@ def test_clients_without_training_examples_take_no_part(monkeypatch):
         with_rate(nobody, world.config, lambda _: None)
 
 
+def test_rates_are_tested_with_as_many_threads_as_clients_train_with(monkeypatch):
+    """Sums, and so the rate that is found, would otherwise depend on the machine."""
+    asked = []
+
+    def loss(*_, **steps):
+        asked.append(torch.get_num_threads())
+        return 1.0
+
+    monkeypatch.setattr("pfedseq.runs.rate.loss_after", loss)
+    world, before = World.build(make_config(SMALL)), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with_rate(world, world.config, lambda _: None)
+    finally:
+        torch.set_num_threads(before)
+    assert {*asked} == {1}
+
+
 def test_a_method_with_a_rate_of_its_own_needs_no_test(tmp_path):
     config = make_config(SMALL, ["run.methods=['local']", "methods.local.lr=0.5"])
     said = []

@@ -13,6 +13,8 @@ from math import inf, isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import torch
+
 from pfedseq.config import Config, TrainingConfig
 from pfedseq.errors import InputError
 from pfedseq.federation import Site, Task
@@ -38,6 +40,7 @@ def with_rate(world: World, config: Config, tell: Callable[[str], None]) -> Conf
         return config
     key = config.training.model_dump_json()
     if key not in world.rates:
+        torch.set_num_threads(config.engine.threads_per_client)  # as in the rounds: equal sums
         sites = [site for site in world.sites if len(site.data.train)][:MOST_CLIENTS]
         if not sites:
             raise InputError(
