@@ -147,6 +147,75 @@ def test_a_long_warm_up_is_watched_to_its_end():
     torch.testing.assert_close(groups.headings[0], torch.tensor([[2.0, 0.0]]))
 
 
+def test_a_direction_counts_once_however_short_it_is():
+    groups, mean = Groups(GroupingConfig(group_cosine=0.3), setup()), torch.zeros(1, 2)
+    updated = headings((3e-5, 4e-5), (0.3, 0.4), (0.0, 0.0), (30.0, -40.0))
+    groups.take(1, updated, mean, mean, torch.ones(4, dtype=torch.bool), None)
+    expected = headings((0.6, 0.8), (0.6, 0.8), (0.0, 0.0), (0.6, -0.8))
+    torch.testing.assert_close(groups.headings, expected)
+
+
+def test_no_groups_are_recorded_where_every_client_is_alone():
+    groups, mean = Groups(GroupingConfig(group_cosine=0.9), setup()), torch.zeros(1, 2)
+    updated = headings((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))
+    everyone = torch.ones(4, dtype=torch.bool)
+    for t in (1, WATCHED + 1):
+        groups.take(t, updated, mean, mean, everyone, everyone.float())
+    assert groups.figures() == {}
+    assert torch.equal(groups.around(mean), mean.expand(4, 1, 2))
+
+
+@pytest.mark.parametrize(("clients", "rows"), [(MOST_CLIENTS, MOST_CLIENTS), (MOST_CLIENTS + 1, 0)])
+def test_there_are_groups_of_up_to_so_many_clients(clients, rows):
+    groups = Groups(GroupingConfig(group_cosine=0.3), setup([1] * clients))
+    assert len(groups.headings) == rows
+
+
+@pytest.mark.parametrize("name", ["pfedseq", "fedrep"])
+@pytest.mark.parametrize("options", [{"server_lr": 0.5}, {"server_momentum": 0.5}])
+def test_a_groups_offset_is_from_the_mean_not_from_where_the_server_steps_to(name, options):
+    method = METHODS[name]
+    more = {"ablation": "frozen", "warmup_rounds": 2} if name == "pfedseq" else {}
+    server = method.server(method.config(group_cosine=0.3, **more, **options), setup())
+    ends = headings((8.0, 1.0), (4.0, 1.0), (-1.0, 3.0), (-3.0, -3.0))
+    for t in range(1, WATCHED + 2):
+        deltas = [ends[i] - server.payload(i)["adapter"] for i in range(4)]
+        sent = {i: {"adapter": ends[i], "delta": deltas[i]} for i in range(4)}
+        server.update(t, {i: Reply(tensors) for i, tensors in sent.items()})
+    shared = server.shared if name == "pfedseq" else server.adapter
+    weights = torch.tensor(SIZES, dtype=torch.float)[:, None, None]
+    mean = (weights * ends).sum(0) / weights.sum()
+    assert (shared - mean).abs().max() > 1e-3
+    offset = (weights[:2] * ends[:2]).sum(0) / weights[:2].sum() - mean
+    torch.testing.assert_close(server.payload(0)["adapter"], shared + offset)
+
+
+@pytest.mark.parametrize("name", ["pfedseq", "fedrep"])
+def test_clients_that_remain_keep_their_groups_mean_and_newcomers_get_everyones(name):
+    """Client 2 leaves and two others join: each client's offset moves with its place."""
+    method = METHODS[name]
+    more = {"warmup_rounds": 2} if name == "pfedseq" else {}
+    server = method.server(method.config(group_cosine=0.3, **more), setup())
+    ends = headings((-3.0, -3.0), (8.0, 1.0), (-1.0, 3.0), (4.0, 1.0))
+
+    def play(t, who):
+        starts = [server.payload(i)["adapter"] for i in who]
+        sent = [{"adapter": ends[i], "delta": ends[i] - starts[i]} for i in who]
+        server.update(t, {i: Reply(tensors) for i, tensors in enumerate(sent)})
+
+    for t in range(1, WATCHED + 2):
+        play(t, range(4))
+    before = [server.payload(i)["adapter"] for i in range(4)]
+    server.reseat([0, 1, 3], {4: 1, 5: 2})
+    shared = server.shared if name == "pfedseq" else server.adapter
+    for place, expected in enumerate([*(before[i] for i in (0, 1, 3)), shared, shared]):
+        assert torch.equal(server.payload(place)["adapter"], expected)
+    assert not torch.equal(before[1], shared)
+    ends = torch.cat([ends[[0, 1, 3]], headings((1.0, -1.0), (1.0, 1.0))])
+    play(WATCHED + 2, range(5))
+    assert server.figures["group"] == [0, 1, 1, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("least", "clients", "aggregation"),
     [(0.0, 4, "mean"), (0.3, MOST_CLIENTS + 1, "mean"), (0.3, 4, "median")],
@@ -193,6 +262,7 @@ def test_a_resumed_server_has_the_same_groups(name, stop):
     rest = method.server(config, setup())
     restore_server(rest, server_state(half))
     play(rest, range(stop + 1, WATCHED + 5))
+    assert torch.equal(whole.groups.headings, rest.groups.headings)
     assert whole.groups.labels == rest.groups.labels
     assert whole.groups.labels[:2] == [0, 0]
     for i in range(4):
