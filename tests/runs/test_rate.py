@@ -215,6 +215,20 @@ def test_a_method_with_an_optimizer_of_its_own_has_its_own_rate():
     assert not make_config(SMALL, [*options, "run.methods=['local']"]).wants_rate
 
 
+def test_a_test_starts_at_the_configs_rate_and_keeps_the_heads_ratio_to_it():
+    given, auto = (load_config("lab/pacs", options) for options in ([], ["training.lr=auto"]))
+    assert (given.training.rate_test, auto.training.rate_test) == ("off", "wanted")
+    assert auto.training.lr == given.training.lr
+    assert auto.at_rate(1.0).training.head_lr == pytest.approx(given.training.head_ratio)
+    by_file = {"training": {"lr": "auto", "head_lr": 0.5}}
+    assert make_config(by_file).training.lr == make_config({}).training.lr
+    assert make_config(by_file, ["training.lr=auto"]) == make_config(by_file)
+    found = tomllib.loads(dump_config(auto.at_rate(0.4)))
+    assert make_config(found).training.rate_test == "done"
+    assert make_config(found, ["training.lr=0.3"]).training.rate_test == "off"
+    assert make_config(found, ["training.lr=auto"]).training.rate_test == "wanted"
+
+
 def test_adamws_rates_start_at_its_own_default():
     config = make_config(ADAMW)
     assert (config.training.lr, config.training.rate_test) == (2e-3, "wanted")

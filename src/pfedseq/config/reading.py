@@ -109,4 +109,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             raise InputError(f"--set {override!r}: {name!r} is not a section")
-    table[path[-1]] = value
+    if path == ["training", "lr"]:
+        _apply_rate(table, value)
+    else:
+        table[path[-1]] = value
+
+
+def _apply_rate(training: dict[str, Any], value: Any) -> None:
+    """Set `training.lr`; with `auto` the test starts at the rate that was given, if any.
+
+    The heads' rate keeps its ratio to that one.
+    """
+    training.pop("rate_test", None)
+    if value == "auto" and isinstance(training.get("lr"), int | float):
+        training["rate_test"] = "wanted"
+    else:
+        training["lr"] = value
