@@ -13,7 +13,15 @@ from pfedseq.deployment.server import serve
 from pfedseq.errors import InputError
 from pfedseq.params import Params
 from pfedseq.runs.folder import RunFolder
-from pfedseq.runs.rate import MOST_EXAMPLES, MOST_RATES, STEPS, best_rate, loss_after, range_test, with_rate
+from pfedseq.runs.rate import (
+    MOST_EXAMPLES,
+    MOST_RATES,
+    STEPS,
+    best_rate,
+    loss_after,
+    range_test,
+    with_rate,
+)
 from pfedseq.runs.run import run
 from pfedseq.runs.sweep import methods_by_seeds, sweep
 from pfedseq.runs.world import World
@@ -114,7 +122,8 @@ def test_the_loss_is_measured_in_batches_of_as_many_examples_as_are_wanted():
     """No pass is larger than in training: memory may not suffice for it."""
     task = Uneven(Params(torch.ones(1, 4), torch.ones(3)), 90)
     training = make_config(SMALL).training
-    assert loss_after([Site(task)], training, steps=4) == (30 * 0 + 30 * 30 + 4 * 60) / MOST_EXAMPLES
+    expected = (30 * 0 + 30 * 30 + 4 * 60) / MOST_EXAMPLES
+    assert loss_after([Site(task)], training, steps=4) == expected
     assert task.asked == (30, 30, 4)
 
 
