@@ -4,12 +4,13 @@
     python benchmarks/stability.py --only "demo;turned digits" --seeds 0,1,2 --rates 1,2 --out …
 
 Every case is run with pFedSeq and with its mean adapter alone (`frozen`: a learner that is never
-trained, and no groups), at the config's rates and at twice those, heads included, and evaluated every second round (lab presets: every
-fifth). Every finished run is a line of `--out`; what is there already is not run again. Printed is,
-for each case and rate, the largest number of points that pFedSeq is below `frozen` on test data at
-any evaluation from round W + 5 on, with its seed and round, and how far both get. Nothing is chosen
-by these figures; test data are used because validation sets are small (the demo's have 130 images),
-so that the largest of many differences would be noise.
+trained, and no groups), at the config's rates and at twice those, heads included, and evaluated
+every second round (lab presets: every fifth). Every finished run is a line of `--out`; what is
+there already is not run again. Printed is, for each case and rate, the largest number of points
+that pFedSeq is below `frozen` on test data at any evaluation from round W + 5 on, with its seed and
+round, and how far both get. Nothing is chosen by these figures; test data are used because
+validation sets are small (the demo's have 130 images), so that the largest of many differences
+would be noise.
 """
 
 import argparse
