@@ -148,9 +148,9 @@ class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
     max_step: float = Field(
         4.0,
         ge=0,
-        description="bound on the length of an SGD step, rate times gradient, adapter and head "
-        "together, in the units of `rate_units` (model: as a change of weights and of logits); "
-        "0: no bound; paper: 0",
+        description="bound on the length of an SGD step, `lr` times gradient, adapter and head "
+        "together, before momentum and weight decay, in the units of `rate_units` (model: as a "
+        "change of weights and, divided by √classes, of logits); 0: no bound; paper: 0",
     )
     batch_size: int = Field(8, ge=1, description="examples per local step; paper: 32")
     examples_per_round: int | None = Field(

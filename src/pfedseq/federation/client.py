@@ -63,7 +63,7 @@ class Client(ABC):
         return rates
 
     def descend(self, phi: Params, gradient: Params, lr: float) -> Params:
-        """φ after a method's own plain gradient step at rate `lr`, which is bounded as any."""
+        """φ after a method's own plain gradient step at rate `lr`, with the optimiser's bounds."""
         gradient = bounded(gradient, self.config, lr, self.task.units)
         return phi.descend(gradient, *self.rates(lr))
 

@@ -73,9 +73,10 @@ class LocalTraining(BaseConfig):
     max_step: float = Field(
         0.0,
         ge=0,
-        description="bound on the length of an SGD step, rate times gradient, adapter and head "
-        "together, in the units of `rate_units` (model: as a change of weights and of logits); "
-        "0: no bound; default: as in [training]",
+        description="bound on the length of an SGD step, `lr` times gradient, adapter and head "
+        "together, before momentum and weight decay, in the units of `rate_units` (model: as a "
+        "change of weights and, divided by √classes, of logits); 0: no bound; default: as in "
+        "[training]",
     )
     clip_norm: float = Field(
         0.0,

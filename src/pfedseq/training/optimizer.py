@@ -98,9 +98,10 @@ def bounded(
     """Scale a gradient down so that neither `part` of it nor the step at rate `lr` is too long.
 
     In units of the model the adapter's length is divided by α/r and the head's by |f|, to which
-    they are proportional, so that one bound suits every model. Multiplied by the rates, these are
-    the lengths of the change of the adapted weights and of an example's logits. AdamW's steps are
-    as long as its rate.
+    they are proportional, so that one bound suits every model. Multiplied by the configured rates,
+    these are the lengths of the change of the adapted weights and, without the √C of head rates, of
+    an example's logits. Momentum and weight decay come afterwards: with momentum μ, steps can be
+    1 / (1 − μ) times as long. AdamW's steps have the length of its rate and are not bounded.
     """
     adapter, head, _ = PLAIN if config.rate_units == "plain" else units
     unit = {"adapter": adapter, "head": head}
