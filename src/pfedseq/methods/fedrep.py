@@ -6,7 +6,8 @@ ICML 2021, Algorithm 1.
 Sent down and up: θ. Evaluated: the received θ with the client's own ω_i.
 
 Deviations: the server weights clients by |D_i|, as Eq. (1) does for every method here. The head
-phase fixes θ, so the features are computed once and reused (`part="head"` of `Task.grad`).
+phase fixes θ, so the features are computed once and reused (`part="head"` of `Task.grad`). With
+`group_cosine`, clients that are drawn the same way share a θ (`Groups`); by default all share one.
 """
 
 from collections.abc import Mapping, Sequence

@@ -108,7 +108,7 @@ class PFedSeqServer(OwnHeadServer):
         return {"adapter": self.adapters[i]} | self.common_head()
 
     def mean(self) -> Tensors:
-        """What θ_i is without ξ_i."""
+        """The mean adapter of all clients: without groups, what θ_i is without ξ_i."""
         return {"adapter": self.shared} | self.common_head()
 
     def update(self, t: int, replies: Mapping[int, Reply]) -> None:

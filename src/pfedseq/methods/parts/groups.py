@@ -3,10 +3,11 @@
 After local training, d_i = θ̃_i − θ̃_g is client i's deviation from the mean adapter of Eq. (1). What
 a few examples of one client happen to ask for points anywhere; what a scanner or a domain asks for
 points the same way at every client that has it. The directions d_i / ‖d_i‖ of the first rounds, in
-which clients start from the same adapter, are added up to a heading. Then clusters of clients
-are joined (average linkage) while the mean cosine between their members' headings is at least
-`group_cosine`. From then on a client in a group of two or more gets its group's mean deviation on
-top of the mean adapter; any other client gets the mean adapter alone.
+which all clients start from the mean adapter (pFedSeq's, after a shorter warm-up, from it plus ξ),
+are added up to a heading. Then clusters of clients are joined (average linkage) while the mean
+cosine between their members' headings is at least `group_cosine`. From then on a client in a group
+of two or more gets its group's mean deviation on top of the mean adapter; any other client gets the
+mean adapter alone. A group in which nobody answers stays where it is.
 
 Clustered federated learning (Sattler, Müller and Samek, "Clustered Federated Learning", IEEE TNNLS
 2020) compares single updates in the same way and splits the federation for good.
@@ -47,7 +48,7 @@ class Groups:
     def __init__(
         self, config: GroupingConfig, setup: Setup, warmup: int = 0, *, used: bool = True
     ) -> None:
-        """`warmup`: rounds in which all clients start from one adapter; `used`: by the method."""
+        """The first `warmup` rounds at least are watched; without `used` there are no groups."""
         self.least, self.watched = config.group_cosine, max(WATCHED, warmup)
         self.active = (
             used
@@ -109,7 +110,7 @@ class Groups:
         return {"group": self.labels} if self.labels else {}
 
     def reseat(self, kept: Sequence[int], newcomers: int) -> None:
-        """Newcomers belong to no group."""
+        """Newcomers have no heading yet; later than the watched rounds, they never get one."""
         if self.active:
             rows = list(kept)
             self.headings, self.offsets = (
