@@ -83,5 +83,5 @@ METHOD = Method(
     title="Per-FedAvg",
     summary="a global model that one local step personalises (first-order MAML)",
     training="apply to the meta-step; the adaptation step is plain SGD at inner_lr, bounded by "
-    "max_step",
+    "max_step unless optimizer = 'adamw'",
 )

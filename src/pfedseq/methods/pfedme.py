@@ -111,5 +111,5 @@ METHOD = Method(
     title="pFedMe",
     summary="personal models tied to a global one by a Moreau envelope",
     training="apply to the step of w_i, with one rate for adapters and heads; the inner steps "
-    "are plain SGD at lr, bounded by max_step",
+    "are plain SGD at lr, bounded by max_step unless optimizer = 'adamw'",
 )
