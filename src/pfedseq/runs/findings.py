@@ -1,4 +1,4 @@
-"""Warnings about the results of a finished run; each is one function, listed at the end.
+"""Remarks on the results of a finished run; each is one function, listed at the end.
 
 A finding is a code for programs and a sentence for people. Findings are computed from the run's
 records only, so a federation across sites has them too.

@@ -2,8 +2,8 @@
 
 Some of the clients train the initial model alone, each for a few steps on its own training data, at
 one rate after the other; the rate after which their mean training loss is lowest is taken. The test
-depends on the data, the model and [training] only, so all methods of a comparison get the same
-rate.
+depends on the data, the model, [training] and the seed only, so all methods of a comparison get the
+same rate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_CLIENTS = 8
 MOST_EXAMPLES = 64
 """Training examples of a client on which the loss is measured."""
 FACTOR = 2.0
-"""Between two rates."""
+"""Ratio of neighbouring rates."""
 MOST_RATES = 12
 
 
