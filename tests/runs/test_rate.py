@@ -132,7 +132,9 @@ def test_a_run_finds_its_rate_says_and_records_it_and_continues_with_it(tmp_path
     assert config.training.rate_test == "wanted"
     said = []
     run(config, tmp_path / "run", tell=said.append)
-    (sentence,) = [s for s in said if s.startswith("training.lr")]
+    (number,) = [n for n, s in enumerate(said) if s.startswith("training.lr")]
+    assert said[number - 1] == "testing learning rates: 32 steps of 2 clients at each"
+    sentence = said[number]
     written = load_config(tmp_path / "run" / "config.toml")
     found = written.training.lr
     assert sentence.startswith(f"training.lr = auto: {found:g} has the lowest mean training loss")

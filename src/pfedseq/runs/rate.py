@@ -19,6 +19,7 @@ from pfedseq.config import Config, TrainingConfig
 from pfedseq.errors import InputError
 from pfedseq.federation import Site, Task
 from pfedseq.training.optimizer import LocalOptimizer
+from pfedseq.words import count
 
 if TYPE_CHECKING:
     from pfedseq.runs.world import World
@@ -47,6 +48,7 @@ def with_rate(world: World, config: Config, tell: Callable[[str], None]) -> Conf
                 "training.lr = 'auto' tests rates on training examples, and no client has any: set "
                 "a number"
             )
+        tell(f"testing learning rates: {STEPS} steps of {count(len(sites), 'client')} at each")
         training = config.training
         untrained = loss_after(sites, training, steps=0)
         tried = range_test(
