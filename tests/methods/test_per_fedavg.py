@@ -9,7 +9,15 @@ from pfedseq.config import dump_config, make_config
 from pfedseq.methods import METHODS
 from pfedseq.methods.per_fedavg import PerFedAvgClient, PerFedAvgConfig, double_batches
 from pfedseq.params import Params
-from tests.toys import RecordingTask, ScatteredTask, personal_models, play, random_centers
+from pfedseq.training.config import Units
+from tests.toys import (
+    QuadraticTask,
+    RecordingTask,
+    ScatteredTask,
+    personal_models,
+    play,
+    random_centers,
+)
 
 CENTERS = random_centers(2)
 SIZES = (1, 3)  # weights 1/4 and 3/4
@@ -95,3 +103,16 @@ def test_a_rate_that_is_not_given_is_left_out_of_the_saved_config():
     saved = make_config(tomllib.loads(dump_config(config)))
     expected = PerFedAvgConfig(lr=0.3, head_lr=0.6, head="both", max_step=4)
     assert saved.method_config("per_fedavg") == expected
+
+
+@pytest.mark.parametrize(("bound", "factor"), [(1.0, 1 / 2.5), (2.5, 1), (0.0, 1)])
+def test_an_own_plain_step_is_bounded_at_its_own_rate(bound, factor):
+    """At α = 0.5, ω at twice that: 0.5 · 8 / 2 = 2 and 1 · 6 / 4 = 1.5 in units of the model."""
+    config = PerFedAvgConfig(lr=8.0, head_lr=16.0, inner_lr=0.5, max_step=bound)
+    task = QuadraticTask(Params(torch.zeros(1, 4), torch.zeros(3)))
+    task.units = Units(adapter=2.0, feature=4.0, classes=9)
+    gradient = Params(torch.tensor([[8.0, 0, 0, 0]]), torch.tensor([0, 6.0, 0]))
+    client = PerFedAvgClient(config, task, {})
+    step = client.descend(task.initial, gradient, config.adaptation_rate) - task.initial
+    torch.testing.assert_close(step.adapter[0, 0], torch.tensor(-factor * 8 * 0.5 / 2**2))
+    torch.testing.assert_close(step.head[1], torch.tensor(-factor * 6 * 3.0 / 4**2))
