@@ -216,6 +216,13 @@ def test_a_federation_of_another_size_is_not_mixed_up(tmp_path):
     assert call("up", "--folder", tmp_path).exit_code == 0, "nothing has ended, nothing to start"
 
 
+def test_a_rate_that_is_yet_to_be_found_is_refused_before_anything_is_submitted(tmp_path):
+    (tmp_path / "processes.json").write_text('{"sites": ["a", "b"], "runs": [], "processes": []}')
+    options = ("--set", "training.lr=auto", "--folder", tmp_path, "--out", tmp_path / "out")
+    assert "set a number" in str(call("run", "demo", *options).exception)
+    assert not (tmp_path / "submitted").exists()
+
+
 def test_the_app_is_thin_and_flower_accepts_it(tmp_path):
     from flwr.cli.build import build_fab_from_disk
 

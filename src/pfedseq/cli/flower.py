@@ -135,6 +135,7 @@ def run(
     """
     from pfedseq.config import dump_config, load_config
     from pfedseq.deployment.loopback import Loopback
+    from pfedseq.deployment.server import check_rate
     from pfedseq.files import write_atomically
 
     federation = Loopback(folder)
@@ -144,6 +145,7 @@ def run(
     if method:
         values.append(f"run.methods=[{', '.join(json.dumps(name) for name in method)}]")
     checked = load_config(config, values)
+    check_rate(checked)
     now = f"{datetime.now():%Y%m%d-%H%M%S}"
     place = (out or Path("runs") / f"{checked.run.name}-{now}").absolute()
     if (place / "config.toml").exists():

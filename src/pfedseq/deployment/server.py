@@ -151,13 +151,18 @@ def _opened(out: Path, config: Path | None) -> tuple[RunFolder, Config]:
     if config is None:
         raise InputError(f'{out} has no run to continue: set config="FILE.toml" as well')
     checked = load_config(config).sized()
-    if checked.wants_rate:
+    check_rate(checked)
+    RunFolder.check_vacant(out)
+    return RunFolder.create(out, dump_config(checked)), checked
+
+
+def check_rate(config: Config) -> None:
+    """Refuse a rate that is yet to be found."""
+    if config.wants_rate:
         raise InputError(
             "training.lr = 'auto' tests rates on training data, which a server does not have: set "
             "a number; `pfedseq run` on one site's data finds one"
         )
-    RunFolder.check_vacant(out)
-    return RunFolder.create(out, dump_config(checked)), checked
 
 
 def _serve(
