@@ -72,6 +72,12 @@ def test_a_rate_that_is_far_too_high_is_left_downwards():
     assert best_rate(found) == 0.5
 
 
+def test_a_rate_that_leaves_the_untrained_models_loss_is_too_high():
+    """From 2, where the loss is still that of the untrained model; 4 is not tried."""
+    losses = {2.0: 5.0, 1.0: 1.0, 0.5: 2.0}
+    assert range_test(losses.__getitem__, 2.0, untrained=5.0) == losses
+
+
 def test_no_rate_is_tried_that_would_be_refused():
     """With AdamW 0.1 is the highest rate, of adapters and of heads."""
     tried = range_test(lambda lr: -lr, 1.0, 2.0, highest=4.0)
