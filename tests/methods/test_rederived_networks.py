@@ -244,13 +244,15 @@ GROUPED = {"group_cosine": 0.01, "gain": 3.0}
 
 
 @pytest.mark.parametrize("options", [LITERAL, {}, CHANGED, {"residual": "newest"}, GROUPED])
-def test_pfedseq(options):
+def test_pfedseq(options, monkeypatch):
     """Algorithm 1 over six rounds with W = 2 and L = 3, for the paper's letter and the defaults.
 
     Round t, window Δ^{max(1, t−L) : t−1}: the learner is asked for Δ^t. Then Δ^{max(1, t−L+1) : t}
     gives ξ. Adam's ε and the forgetting are written out: ω_out ← (1 − φ) ω_out before its step.
+    Headings are those of the first three rounds.
     """
-    rounds, warmup, most = 6, 2, 3
+    rounds, warmup, most, watched = 6, 2, 3, 3
+    monkeypatch.setattr("pfedseq.methods.parts.groups.WATCHED", watched)
     ours = Federation(
         "pfedseq",
         rounds=rounds,
@@ -310,10 +312,12 @@ def test_pfedseq(options):
         past.append(seen)
         mean = sum(w * theta for w, theta in zip(WEIGHTS, targets, strict=True))
         thetas = mean.expand_as(targets).clone()
-        drawn = [target - mean for target in targets]
-        headings = torch.stack([h + d / d.norm() for h, d in zip(headings, drawn, strict=True)])
+        if t <= watched:
+            drawn = [target - mean for target in targets]
+            headings = torch.stack([h + d / d.norm() for h, d in zip(headings, drawn, strict=True)])
         if t > warmup:
-            for members in clusters(headings, config.group_cosine) if config.group_cosine else ():
+            wanted = config.group_cosine and t > watched
+            for members in clusters(headings, config.group_cosine) if wanted else ():
                 if len(members) > 1:
                     total = sum(WEIGHTS[i] for i in members)
                     thetas[members] = sum(WEIGHTS[i] / total * targets[i] for i in members)
