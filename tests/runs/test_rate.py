@@ -25,6 +25,7 @@ from pfedseq.runs.rate import (
 from pfedseq.runs.run import run
 from pfedseq.runs.sweep import methods_by_seeds, sweep
 from pfedseq.runs.world import World
+from pfedseq.training.config import Units
 from tests.toys import QuadraticTask
 
 SMALL = {
@@ -108,6 +109,9 @@ def test_the_loss_is_that_after_as_many_steps_of_plain_descent():
     assert loss_after([site], warm) == pytest.approx(expected, rel=1e-4), "at the full rate"
     assert loss_after([site], training.at_rate(1e30)) == inf
     assert loss_after([site], training, steps=0) == pytest.approx(0.5 * (16 + 3))
+    site.made.units = Units(adapter=2.0, feature=5.0, classes=4)
+    expected = 0.5 * (16 * 0.995 ** (2 * STEPS) + 3 * 0.9992 ** (2 * STEPS))
+    assert loss_after([site], training) == pytest.approx(expected, rel=1e-4)
 
 
 class Uneven(QuadraticTask):
