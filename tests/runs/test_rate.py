@@ -182,6 +182,30 @@ def test_methods_of_a_sweep_share_one_test(tmp_path):
     sweep(entries, tmp_path)  # finished runs are those that were asked for
 
 
+@pytest.mark.parametrize(
+    ("config", "untrained", "tried"),
+    [
+        (SMALL, 8.0, [2.0, 4.0, 8.0, 16.0]),
+        (SMALL, 0.0, [2.0 / 2**n for n in range(MOST_RATES)]),
+        (ADAMW, 1000.0, [0.002, 0.004, 0.008, 0.016, 0.032, 0.064]),
+    ],
+)
+def test_what_is_tried_starts_at_the_configs_rate(monkeypatch, config, untrained, tried):
+    """Higher rates give lower losses, SGD's up to 8; AdamW's end at what is accepted."""
+    asked = []
+
+    def loss(sites, training, steps=STEPS):
+        asked.append(training.lr if steps else None)
+        return 1 / training.lr + (training.lr > 8) if steps else untrained
+
+    monkeypatch.setattr("pfedseq.runs.rate.loss_after", loss)
+    world = World.build(make_config(config))
+    found = with_rate(world, world.config, lambda _: None)
+    assert asked == [None, *tried]
+    assert found.training.lr == (max(tried) if config is ADAMW else tried[-2] if untrained else 2)
+    assert found.training.head_lr == found.training.lr
+
+
 def test_clients_without_training_examples_take_no_part(monkeypatch):
     world, asked = World.build(make_config(SMALL)), []
 
