@@ -121,7 +121,7 @@ def _apply_rate(training: dict[str, Any], value: Any) -> None:
     The heads' rate keeps its ratio to that one.
     """
     training.pop("rate_test", None)
-    if value == "auto" and isinstance(training.get("lr"), int | float):
+    if value == "auto":
         training["rate_test"] = "wanted"
     else:
         training["lr"] = value
