@@ -18,7 +18,8 @@ def test_every_methods_options_survive_the_toml():
     again = make_config(tomllib.loads(dump_config(config)))
     assert again == config
     for name in METHODS:
-        common = {key: getattr(config.training, key) for key in ("head_lr", "head", "max_step")}
+        shared = ("head_lr", "head", "head_momentum", "max_step")
+        common = {key: getattr(config.training, key) for key in shared}
         assert again.method_config(name) == METHODS[name].config(**common)
 
 

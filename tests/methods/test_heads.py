@@ -58,6 +58,18 @@ def test_the_server_adds_the_mean_change_weighted_by_examples():
     assert set(server.expected("train")) == {"adapter", "head_change"}
 
 
+def test_the_common_part_moves_on_with_momentum():
+    """Mean changes (1, 6), then (4, 0): with β = 0.5, v = (1, 6), then (4.5, 3)."""
+    setup = Setup(Params(ADAPTER, COMMON), (1, 3), 5, 0)
+    server = FedRepServer(FedRepConfig(head="both", head_momentum=0.5), setup)
+    for t, (one, other) in enumerate([((4.0, 0.0), (0.0, 8.0)), ((4.0, 0.0), (4.0, 0.0))], 1):
+        changes = [torch.tensor(one), torch.tensor(other)]
+        replies = [Reply({"adapter": ADAPTER, "head_change": change}) for change in changes]
+        server.update(t, dict(enumerate(replies)))
+    assert server.payload(0)["head"].tolist() == [1 + 1 + 4.5, 0 + 6 + 3]
+    assert "head_velocity" in server.persistent, "a continued run goes on at the same speed"
+
+
 def test_fedreps_change_is_that_of_its_head_phase():
     """One pass on ω from (1, 0): (2.5, −2); the pass on θ leaves it there."""
     client = FedRepClient(FedRepConfig(lr=0.5, head="both"), QuadraticTask(CENTER), {})

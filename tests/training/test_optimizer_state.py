@@ -256,5 +256,6 @@ def test_a_method_may_remember_otherwise_than_the_rest():
     }
     config = make_config(values)
     assert config.method_config("local").optimizer_state == "keep"
-    assert config.method_config("ditto") == DittoConfig(**AVERAGE, head="both", max_step=4)
+    inherited = {"head": "both", "head_momentum": 0.8, "max_step": 4}
+    assert config.method_config("ditto") == DittoConfig(**AVERAGE, **inherited)
     assert make_config(config.model_dump(exclude_none=True)) == config

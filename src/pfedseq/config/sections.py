@@ -145,6 +145,12 @@ class TrainingConfig(LocalTraining, LossConfig, AugmentationConfig):
         "`private` head per client, a `common` one for all, or the sum of a common and a private "
         "part (`both`); paper: private",
     )
+    head_momentum: float = Field(
+        0.8,
+        ge=0,
+        lt=1,
+        description="with head = 'both' or 'common', the server's momentum for the common part",
+    )
     max_step: float = Field(
         4.0,
         ge=0,

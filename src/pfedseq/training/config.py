@@ -61,6 +61,13 @@ class LocalTraining(BaseConfig):
         le=1,
         description="with head = 'both', share of a local change that is kept in the private part",
     )
+    head_momentum: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="with head = 'both' or 'common', the server's momentum for the common part; "
+        "default: as in [training]",
+    )
     local_epochs: int = Field(1, ge=1, description="passes over the local data per round; paper: 1")
     optimizer: str = Field("sgd", description="`sgd` or `adamw`; paper: sgd")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, such as 0.9; paper: 0")

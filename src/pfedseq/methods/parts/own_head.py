@@ -3,7 +3,7 @@
 A client's head is ω_i = ω_g + u_i: a common part, which the server averages, and a private part,
 which never leaves the client (as in FedRoD: Chen and Chao, ICLR 2022). Local training changes the
 sum by δω_i. The client keeps a share κ of that change, u_i ← u_i + κ δω_i, and the server adds the
-mean, ω_g ← ω_g + Σ_i |D_i| δω_i / |D|:
+mean, with momentum β if wanted: v ← β v + Σ_i |D_i| δω_i / |D|, ω_g ← ω_g + v.
 
 - `private`: everything is kept and nothing is sent, as in the paper.
 - `common`: nothing is kept; all clients share one head, as in FedAvg.
@@ -13,6 +13,7 @@ mean, ω_g ← ω_g + Σ_i |D_i| δω_i / |D|:
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from pfedseq.federation import Client, MethodConfig, Reply, Server, Setup, Tensors
@@ -23,21 +24,24 @@ class OwnHeadServer(Server):
     """A server that generates adapters and maintains the common part of the heads."""
 
     config: MethodConfig
-    persistent: ClassVar[tuple[str, ...]] = ("head",)
+    persistent: ClassVar[tuple[str, ...]] = ("head", "head_velocity")
 
     def __init__(self, config: MethodConfig, setup: Setup) -> None:
         super().__init__(config, setup)
         self.head = setup.initial.head  # ω_g
+        self.head_velocity = torch.zeros_like(self.head)  # v
 
     def common_head(self) -> Tensors:
         """ω_g as part of a message; empty if heads are private."""
         return {} if self.config.head == "private" else {"head": self.head}
 
     def take_heads(self, replies: Mapping[int, Reply]) -> None:
-        """ω_g ← ω_g + Σ_i |D_i| δω_i / |D|."""
+        """v ← β v + Σ_i |D_i| δω_i / |D|, ω_g ← ω_g + v."""
         if self.config.head != "private":
             changes, present = self.setup.stack(replies, "head_change")
-            self.head = self.head + self.setup.aggregate(changes, present)
+            mean = self.setup.aggregate(changes, present)
+            self.head_velocity = self.config.head_momentum * self.head_velocity + mean
+            self.head = self.head + self.head_velocity
 
     def expected(self, step: str) -> Tensors:
         """The method's own messages, plus the change of the head unless heads are private."""
