@@ -4,9 +4,9 @@
         --omniglot omniglot --minilm all-MiniLM-L6-v2 --store images
 
 Scenarios of `defaults.py`, with rates in units of the model, with plain rates and with AdamW.
-Printed are the rate that the test finds and the validation accuracy (loss) at the end, of Local and
-of pFedSeq's mean adapter alone, at that rate and at a quarter, half, twice and four times it.
-Nothing is chosen by it.
+Printed are the rate that the test finds and the validation accuracy (loss) at the end of pFedSeq's
+mean adapter alone, at that rate and at a quarter, half, twice and four times it. Nothing is chosen
+by these figures.
 """
 
 import argparse
@@ -30,18 +30,17 @@ UNITS: dict[str, dict[str, Any]] = {
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
-def run_one(values: dict[str, Any], name: str, seed: int, lr: float | str) -> dict[str, float]:
+def run_one(values: dict[str, Any], seed: int, lr: float | str) -> dict[str, float]:
     """The rate, and validation accuracy and loss at the end."""
-    method = "pfedseq" if name == "frozen" else name
     training = values["training"] | {"lr": lr}
     if lr != "auto" and training.get("optimizer") != "adamw":
         training["head_lr"] = lr
     config = pfedseq.make_config(
         values
         | {
-            "run": {**values["run"], "methods": [method], "seed": seed},
+            "run": {**values["run"], "methods": ["pfedseq"], "seed": seed},
             "training": training,
-            "methods": {method: METHODS[name]},
+            "methods": {"pfedseq": METHODS["frozen"]},
         }
     )
     with tempfile.TemporaryDirectory() as place:
@@ -72,29 +71,27 @@ def main() -> None:
     names = arguments.only.split(";") if arguments.only else list(chosen)
     out = Path(arguments.out)
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    done = {(row["scenario"], row["units"], row["method"], row["factor"]): row for row in rows}
+    done = {(row["scenario"], row["units"], row["factor"]): row for row in rows}
 
-    def at(scenario: str, units: str, method: str, factor: float, lr: float | str) -> Any:
-        key = (scenario, units, method, factor)
+    def at(scenario: str, units: str, factor: float, lr: float | str) -> Any:
+        key = (scenario, units, factor)
         if key not in done:
             values = {**chosen[scenario], "training": UNITS[units]}
-            found = run_one(values, method, arguments.seed, lr)
-            row = dict(zip(("scenario", "units", "method", "factor"), key, strict=True)) | found
+            row = {"scenario": scenario, "units": units, "factor": factor}
+            row |= run_one(values, arguments.seed, lr)
             with out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             done[key] = row
         return done[key]
 
-    print(f"| | units | found | | {' | '.join(f'× {factor:g}' for factor in FACTORS)} |")
-    print("| --- | --- | ---: | --- |" + " ---: |" * len(FACTORS))
+    print(f"| | units | found | {' | '.join(f'× {factor:g}' for factor in FACTORS)} |")
+    print("| --- | --- | ---: |" + " ---: |" * len(FACTORS))
     for scenario in names:
         for units in arguments.units.split(","):
-            for method in ("local", "frozen"):
-                lr = at(scenario, units, method, 1.0, "auto")["lr"]
-                cells = [at(scenario, units, method, f, f * lr) for f in FACTORS]
-                texts = [f"{100 * c['accuracy']:.1f} ({c['loss']:.3f})" for c in cells]
-                start = f"| {scenario} | {units} | {lr:.3g} | {method} | "
-                print(start + " | ".join(texts) + " |", flush=True)
+            lr = at(scenario, units, 1.0, "auto")["lr"]
+            cells = [at(scenario, units, factor, factor * lr) for factor in FACTORS]
+            texts = [f"{100 * c['accuracy']:.1f} ({c['loss']:.3f})" for c in cells]
+            print(f"| {scenario} | {units} | {lr:.3g} | {' | '.join(texts)} |", flush=True)
 
 
 if __name__ == "__main__":
