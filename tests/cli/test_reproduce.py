@@ -51,7 +51,7 @@ def test_a_table_is_made_and_its_runs_serve_other_tables(call, tmp_path):
 def test_a_run_that_diverges_leaves_a_gap_and_says_so(call, tmp_path):
     done = call(
         *("table1", "--methods", "local,fedavg", "--seeds", "0"),
-        *("--set", "methods.fedavg.lr=1e30"),
+        *("--set", "methods.fedavg.lr=1e30", "--set", "methods.fedavg.max_step=0"),
     )
     assert done.exit_code == 3
     assert "missing digits/fedavg/seed_0" in done.output

@@ -211,7 +211,8 @@ def test_a_warm_up_as_long_as_the_run_is_warned_of(command, quick, tmp_path):
 
 def test_a_diverging_run_says_what_to_do(command, quick, tmp_path):
     out = tmp_path / "o"
-    code, _, err = command("run", quick, "--out", out, "--set", "training.lr=1e30")
+    unbounded = ("--set", "training.lr=1e30", "--set", "training.max_step=0")
+    code, _, err = command("run", quick, "--out", out, *unbounded)
     assert code == 2
     assert "diverged" in err
 

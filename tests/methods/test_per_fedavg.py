@@ -101,7 +101,8 @@ def test_a_rate_that_is_not_given_is_left_out_of_the_saved_config():
         {"run": {"methods": ["per_fedavg"]}, "training": {"lr": 0.3, "head_lr": 0.6}}
     )
     saved = make_config(tomllib.loads(dump_config(config)))
-    expected = PerFedAvgConfig(lr=0.3, head_lr=0.6, head="both", max_step=4)
+    inherited = {"head": "both", "head_momentum": 0.8, "max_step": 4}
+    expected = PerFedAvgConfig(lr=0.3, head_lr=0.6, **inherited)
     assert saved.method_config("per_fedavg") == expected
 
 

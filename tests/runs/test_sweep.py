@@ -202,7 +202,7 @@ def test_a_run_in_other_hands_is_waited_for(tmp_path, monkeypatch):
 
 
 def test_a_run_that_fails_ends_the_sweep_unless_somebody_hears_of_it(tmp_path):
-    config = make_config(QUICK, ["methods.fedavg.lr=1e30"])
+    config = make_config(QUICK, ["methods.fedavg.lr=1e30", "methods.fedavg.max_step=0"])
     entries = methods_by_seeds(config, ["fedavg", "local"], [0])
     with pytest.raises(InputError, match="diverged"):
         sweep(entries, tmp_path / "strict")

@@ -19,7 +19,7 @@ from pfedseq.experiments.tuned import read_trial, trial_values
 from pfedseq.files import write_atomically
 from pfedseq.runs.records import MethodSummary
 
-DIGITS = 5
+DIGITS = 7
 """Decimals that are kept; tables show fewer."""
 
 
