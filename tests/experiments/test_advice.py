@@ -63,8 +63,8 @@ def test_each_rule_speaks_where_it_should_and_only_there():
     assert names(examples=30, overlap=0.9)[0] == "fedavg"
     assert "fedavg" not in names(examples=30, overlap=0.2)
     assert names(overlap=0.2)[0] == "pfedseq"
-    assert "fedsa_lora" in names(overlap=0.2)
-    assert "fedsa_lora" not in names(overlap=0.9)
+    assert "fedrod" in names(overlap=0.2)
+    assert "fedrod" not in names(overlap=0.9)
     assert "local" in names(examples=5000)
     assert "local" not in names()
     assert names(overlap=0.9, participation=0.3)[-5:-2] == ["pfedseq", "fedrep", "fedavgm"]

@@ -110,7 +110,7 @@ def _by_labels(given: Situation, overlap: float) -> list[Advice]:
     if overlap <= APART:
         found.append(
             Advice(
-                ("pfedseq", "fedrep", "pefll", "pfedhn"),
+                ("pfedseq", "pefll", "pfedhn", "fedrep"),
                 "clients have different classes: a private head on a shared or generated adapter; "
                 "one model for all is a poor fit",
                 backed=True,
@@ -118,18 +118,19 @@ def _by_labels(given: Situation, overlap: float) -> list[Advice]:
         )
         found.append(
             Advice(
-                ("fedsa_lora", "fedrod", "fedalt"),
-                "different classes: newer methods with a private B, head or LoRA",
-                backed=False,
+                ("feddpa", "fedrod", "fedalt"),
+                "different classes: a private LoRA or head beside a common one; better than Local, "
+                "not as good as the above",
+                backed=True,
             )
         )
     if overlap > APART:
         found.append(
             Advice(
-                ("pfedseq", "ditto", "feddpa"),
-                "clients share classes but their examples may differ: a common adapter with a "
-                "personal part",
-                backed=False,
+                ("pfedseq", "pefll", "fedrep"),
+                "clients share classes but their examples may differ: a shared or generated "
+                "adapter with a personal part",
+                backed=True,
             )
         )
     return found
