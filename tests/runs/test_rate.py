@@ -114,27 +114,49 @@ def test_the_loss_is_that_after_as_many_steps_of_plain_descent():
     assert loss_after([site], training) == pytest.approx(expected, rel=1e-4)
 
 
-class Uneven(QuadraticTask):
-    """Batches of 30, 30 and 30 examples, of which the later ones are worse."""
+class Counting(QuadraticTask):
+    """Numbered examples, a loss that names the first one of its batch, and a note of all asked."""
 
-    asked = ()
+    def __init__(self, num_examples):
+        super().__init__(Params(torch.ones(1, 4), torch.ones(3)), num_examples)
+        self.trained, self.measured = [], []
 
     def batches(self, epochs):
         for _ in range(epochs):
-            yield from torch.arange(90).split(30)
+            yield from torch.arange(self.num_examples).split(30)
+
+    def grad(self, phi, batch, part="both"):
+        self.trained.append(batch.tolist())
+        return super().grad(phi, batch, part)
 
     def loss(self, phi, batch):
-        self.asked = (*self.asked, len(batch))
+        self.measured.append(batch.tolist())
         return float(batch[0])
+
+
+def test_a_quarter_is_kept_aside_and_the_loss_is_measured_on_it():
+    """80 examples: 20 aside, and 60 that are trained on in turn, in batches of 30."""
+    task = Counting(80)
+    assert loss_after([Site(task)], make_config(SMALL).training, steps=3) == 0
+    first, second = list(range(20, 50)), list(range(50, 80))
+    assert task.trained == [first, second, first]
+    assert task.measured == [list(range(20))]
 
 
 def test_the_loss_is_measured_in_batches_of_as_many_examples_as_are_wanted():
     """No pass is larger than in training: memory may not suffice for it."""
-    task = Uneven(Params(torch.ones(1, 4), torch.ones(3)), 90)
-    training = make_config(SMALL).training
+    task = Counting(400)
     expected = (30 * 0 + 30 * 30 + 4 * 60) / MOST_EXAMPLES
-    assert loss_after([Site(task)], training, steps=4) == expected
-    assert task.asked == (30, 30, 4)
+    assert loss_after([Site(task)], make_config(SMALL).training, steps=1) == expected
+    assert [len(batch) for batch in task.measured] == [30, 30, 4]
+    assert task.trained == [list(range(MOST_EXAMPLES, MOST_EXAMPLES + 30))]
+
+
+@pytest.mark.parametrize(("num_examples", "trained"), [(1, [0]), (2, [1]), (3, [1, 2])])
+def test_few_examples_are_divided_too(num_examples, trained):
+    task = Counting(num_examples)
+    loss_after([Site(task)], make_config(SMALL).training, steps=1)
+    assert (task.trained, task.measured) == ([trained], [[0]])
 
 
 def test_a_run_finds_its_rate_says_and_records_it_and_continues_with_it(tmp_path):
@@ -147,7 +169,7 @@ def test_a_run_finds_its_rate_says_and_records_it_and_continues_with_it(tmp_path
     sentence = said[number]
     written = load_config(tmp_path / "run" / "config.toml")
     found = written.training.lr
-    assert sentence.startswith(f"training.lr = auto: {found:g} has the lowest mean training loss")
+    assert sentence.startswith(f"training.lr = auto: {found:g} has the lowest mean loss on")
     assert written.training.rate_test == "done"
     assert written.training.head_ratio == pytest.approx(config.training.head_ratio)
     assert {written.method_config(name).lr for name in ("local", "fedavg")} == {found}
