@@ -110,7 +110,7 @@ def _by_labels(given: Situation, overlap: float) -> list[Advice]:
     if overlap <= APART:
         found.append(
             Advice(
-                ("pfedseq", "pefll", "pfedhn", "fedrep"),
+                ("pfedseq", "pefll", "pfedhn", "pfedla", "fedrep"),
                 "clients have different classes: a private head on a shared or generated adapter; "
                 "one model for all is a poor fit",
                 backed=True,
@@ -118,7 +118,7 @@ def _by_labels(given: Situation, overlap: float) -> list[Advice]:
         )
         found.append(
             Advice(
-                ("feddpa", "fedrod", "fedalt"),
+                ("fedrod", "fedsa_lora", "feddpa", "fedalt"),
                 "different classes: a private LoRA or head beside a common one; better than Local, "
                 "not as good as the above",
                 backed=True,
@@ -127,7 +127,7 @@ def _by_labels(given: Situation, overlap: float) -> list[Advice]:
     if overlap > APART:
         found.append(
             Advice(
-                ("pfedseq", "pefll", "fedrep"),
+                ("pfedseq", "pefll", "pfedhn", "fedrep"),
                 "clients share classes but their examples may differ: a shared or generated "
                 "adapter with a personal part",
                 backed=True,
