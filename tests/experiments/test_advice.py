@@ -65,11 +65,15 @@ def test_each_rule_speaks_where_it_should_and_only_there():
     assert names(overlap=0.2)[0] == "pfedseq"
     assert "fedrod" in names(overlap=0.2)
     assert "fedrod" not in names(overlap=0.9)
-    assert "local" in names(examples=5000)
-    assert "local" not in names()
-    assert names(overlap=0.9, participation=0.3)[-5:-2] == ["pfedseq", "fedrep", "fedavgm"]
+    assert names(examples=5000) == [*names(), "pfedseq", "pefll", "fedrep"]
+    some, few = names(34, overlap=0.9, participation=0.3), names(33, participation=0.3)
+    assert some[-5:-2] == ["pfedseq", "fedrep", "fedavgm"]
+    assert few[-3:] == ["pefll", "pfedhn", "fedrep"]
+    assert "fedavgm" not in few
+    assert "ghbm" not in few
+    assert few[:-3] == names(33)
     assert "fedavgm" not in names(clients=200)
-    assert "ghbm" in names(participation=0.3)
+    assert "ghbm" in some
     assert "ghbm" in names(clients=200)
     assert "ghbm" not in names()
     assert "apple" in names(clients=3)
@@ -83,7 +87,7 @@ def test_dialogues_have_no_classes_to_speak_of():
     assert done.exit_code == 0, done.output
     assert "class" not in done.output
     assert "label" not in done.output
-    many = advise(Situation(3, 5000.0, None, 0.2))
+    many = [*advise(Situation(3, 5000.0, None, 0.2)), *advise(Situation(200, 5000.0, None, 0.2))]
     found = {name for advice in many for name in advice.methods}
     assert {"pfedseq", "local", "ghbm", "apple"} <= found
     assert not any(METHODS[name].needs_head for name in found)

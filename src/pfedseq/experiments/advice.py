@@ -16,8 +16,10 @@ from pfedseq.methods import find_method
 FEW_IMAGES = 60
 """Training examples per client below which local training is hardly enough."""
 MANY_IMAGES = 1000
-"""Training examples per client from which local training is enough."""
+"""Training examples per client that count as many."""
 FEW_CLIENTS, MANY_CLIENTS = 4, 100
+ENOUGH_IN_ROUND = 10
+"""Clients in a round from which momentum at the server helps, if more are absent than present."""
 ALIKE, APART = 0.75, 0.35
 """Label overlap above which clients count as similar, and below which as different."""
 
@@ -149,12 +151,15 @@ def _by_numbers(given: Situation) -> list[Advice]:
     if given.examples >= MANY_IMAGES:
         found.append(
             Advice(
-                ("local", "fedrep"),
-                "every client has many examples: local training is a strong baseline",
-                backed=False,
+                ("pfedseq", "pefll", "fedrep"),
+                "every client has many examples: learning together still pays, but less; compare "
+                "with Local, too",
+                backed=True,
             )
         )
-    if given.participation < 0.5:
+    absent = given.participation < 0.5
+    enough = given.participation * given.clients >= ENOUGH_IN_ROUND
+    if absent and enough:
         found.append(
             Advice(
                 ("pfedseq", "fedrep", "fedavgm"),
@@ -164,7 +169,16 @@ def _by_numbers(given: Situation) -> list[Advice]:
                 backed=True,
             )
         )
-    if given.clients > MANY_CLIENTS or given.participation < 0.5:
+    if absent and not enough:
+        found.append(
+            Advice(
+                ("pefll", "pfedhn", "fedrep"),
+                "few clients take part in a round: momentum at the server would add up the updates "
+                "of clients that differ, so leave it out",
+                backed=True,
+            )
+        )
+    if given.clients > MANY_CLIENTS or (absent and enough):
         found.append(
             Advice(
                 ("ghbm", "scaffold"),
